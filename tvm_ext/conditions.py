@@ -1,14 +1,15 @@
 """Conditions on the extents of a model's inputs, such as ``n % 2 == 0``: what an exported program was traced under.
 
-A condition is a comparison in Python's notation between integers, names of dimensions, and sums, products, quotients
-rounded down, remainders, minima and maxima of them, joined by ``and``, ``or`` and ``not``. It is read from files, so
-nothing else is evaluated.
+A condition is a comparison in Python's notation between integers, names of dimensions, and sums, products, quotients,
+remainders, minima, maxima and roots of them, rounded or not, joined by ``and``, ``or`` and ``not``. It is read from
+files, so nothing else is evaluated.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from types import CodeType
 from typing import Any
@@ -21,7 +22,7 @@ LONGEST = 2000
 
 _NODES = (
     *(ast.Expression, ast.Compare, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Name, ast.Load, ast.Constant),
-    *(ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.USub, ast.And, ast.Or, ast.Not),
+    *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.USub, ast.And, ast.Or, ast.Not),
     *(ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
     ast.Call,
 )
@@ -30,9 +31,18 @@ LARGEST = 2**31 - 1
 
 _LARGEST_TRIED = 256
 
-_FUNCTIONS = {"min": min, "max": max}
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "ceil": math.ceil,
+    "float": float,
+    "floor": math.floor,
+    "max": max,
+    "min": min,
+    "round": round,
+    "sqrt": math.sqrt,
+    "trunc": math.trunc,
+}
 
-_NOT_LINEAR = (ast.Compare, ast.BoolOp, ast.Not, ast.Call, ast.FloorDiv, ast.Mod)
+_NOT_LINEAR = (ast.Compare, ast.BoolOp, ast.Not, ast.Call, ast.Div, ast.FloorDiv, ast.Mod)
 
 
 def names_of(condition: str) -> frozenset[str]:
@@ -226,7 +236,7 @@ def _value(code: CodeType, known: dict[str, int]) -> int | None:
         return int(
             eval(code, {"__builtins__": {}, **_FUNCTIONS}, known)
         )  # integer arithmetic: _parsed lets nothing else through
-    except ZeroDivisionError:
+    except (ZeroDivisionError, ValueError, OverflowError):  # roots of negative numbers, and what is none
         return None
 
 
@@ -242,7 +252,7 @@ def _parsed(condition: str) -> tuple[CodeType, frozenset[str]]:
             if isinstance(node, ast.Call) and (
                 node.keywords or not isinstance(node.func, ast.Name) or node.func.id not in _FUNCTIONS
             ):
-                raise ValueError("it calls something other than min and max")
+                raise ValueError(f"it calls something other than {', '.join(_FUNCTIONS)}")
         code = compile(tree, "<condition>", "eval")
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"it cannot be read ({type(error).__name__})") from None

@@ -154,7 +154,7 @@ def test_a_multiple_and_one_more() -> None:
         check(model, Offset(), (torch.randn(2 * n + 1), torch.randn(2 * n)))
     with pytest.raises(InputError, match=r"input y: dimension 0 must be .*, which is 8 by the other inputs"):
         model.run({"x": np.zeros(9, "float32"), "y": np.zeros(10, "float32")})
-    wrong = r"input x: dimension 0 must be 1 \+ 2 \* \w+ for a whole number \w+, 7 to 41, found 10"
+    wrong = r"input x: dimension 0 must be \w+ \* 2 \+ 1 for a whole number \w+, 7 to 41, found 10"
     with pytest.raises(InputError, match=wrong):
         model.run({"x": np.zeros(10, "float32"), "y": np.zeros(8, "float32")})
 

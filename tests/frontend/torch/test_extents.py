@@ -144,7 +144,7 @@ class TestConditions:
         compiled = tvm_ext.compile(program)
         given = [rows(8), rows(7), rows(7)]
         np.testing.assert_array_equal(compiled.run(given)["output"], rows(8)[:-1] + 2 * rows(7))
-        with pytest.raises(InputError, match=r"input x: dimension 0 must be 1 \+ \w+, which is 8 by the other inputs"):
+        with pytest.raises(InputError, match=r"input x: dimension 0 must be \w+ \+ 1, which is 8 by the other inputs"):
             compiled.run([rows(7), rows(7), rows(7)])
         with pytest.raises(InputError, match=r"ys_1_a.* dimension 0 must be 7, found"):
             compiled.run([rows(8), rows(7), rows(6)])
@@ -177,6 +177,31 @@ def test_values_that_a_model_refuses_itself() -> None:
         ):
             compiled.run([np.array(values)])
         np.testing.assert_array_equal(compiled.run([np.array([4, 0, 2])])["output"], np.eye(5)[[4, 0, 2]])
+
+
+class Half(torch.nn.Module):
+    """Torch cuts a float that it computes of an extent to an integer, and fixes what comes out."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[: int(x.shape[0] * 0.7)] * 2
+
+
+def test_conditions_on_floats() -> None:
+    program = exported(Half(), torch.ones(9, 3), shapes=({0: Dim.AUTO},))
+    (guard,) = (text for text in program._guards_code if "trunc" in text)
+    imported = import_model(program)
+    (condition,) = (text for text in imported.conditions if "trunc" in text)
+    assert not imported.notes
+    compiled = tvm_ext.compile(program)
+    for count in range(6, 40):
+        if eval(condition, {"trunc": int, "x_0": count}):
+            np.testing.assert_array_equal(compiled.run([rows(count)])["output"], rows(count)[: int(count * 0.7)] * 2)
+        else:
+            assert int(count * 0.7) != 6
+            with pytest.raises(InputError, match=r"exported under the condition trunc\("):
+                compiled.run([rows(count)])
+    assert int(10 * 0.7) == 7  # where no double is 7 / 10
+    assert "0.7" in guard
 
 
 def test_tvm_names_its_attributes_as_we_read_them() -> None:

@@ -93,6 +93,23 @@ def test_as_in_torch(case: str) -> None:
             np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5, atol=1e-5)
 
 
+def rows_and_sums(layer: nn.Module, h: Tensor, xs: Tensor) -> Any:
+    last, rows = scan(lambda h, x: ((h * 0.5 + layer(x)).tanh(), h.sin() + x), h, xs)
+    return last, rows, map_elements(lambda x, h: layer(x) + h, xs, h)
+
+
+def test_along_an_open_extent() -> None:
+    auto, module = torch.export.Dim.AUTO, Looped(rows_and_sums).eval()
+    calls = [(torch.randn(b, 5), torch.randn(n, b, 5)) for b, n in ((2, 9), (1, 1), (3, 2), (7, 17), (2, 33), (1, 127))]
+    program = torch.export.export(module, calls[0], dynamic_shapes=(({0: auto}, {0: auto, 1: auto}),), strict=False)
+    compiled = tvm_ext.compile(program, target=TARGET)
+    for arguments in calls:
+        with torch.no_grad():
+            expected = pytree.tree_leaves(module(*arguments))
+        for ours, theirs in zip(compiled.run(arguments).values(), expected, strict=True):
+            np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5, atol=1e-5)
+
+
 def test_an_operator_in_a_body_that_has_no_converter_is_named() -> None:
     program = torch.export.export(
         Looped(lambda layer, xs: map_elements(torch.special.airy_ai, xs)), (ROWS,), strict=False

@@ -204,3 +204,48 @@ def test_instance_norms_of_open_extents() -> None:
     sizes = ((1, 2, 2, 2), (2, 7, 3, 17), (3, 33, 31, 1), (2, 17, 5, 9))
     cases = [(torch.randn(n, 3, t), torch.randn(n, 2, h, w)) for n, t, h, w in sizes]
     check(InstanceNorms(), cases, ({0: AUTO, 2: AUTO}, {0: AUTO, 2: AUTO, 3: AUTO}))
+
+
+class Parts(torch.nn.Module):
+    """Parts of one element of what is computed from an open extent, next to extents that are fixed."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        n = x.shape[1]
+        first = torch.ones(n, n, dtype=torch.bool).tril()[None, :, :1]
+        both = torch.cat([x, x * 2], 1)
+        return x.masked_fill(~first, -5.0), x[:, -1:] * x, both - both[:, :1]
+
+
+def test_parts_of_one_element_have_one() -> None:
+    sizes = ((1, 2), (2, 3), (3, 7), (2, 130), (1, 33), (2, 17))
+    cases = [(torch.randn(b, n, 7),) for b, n in sizes]
+    for extent in (AUTO, torch.export.Dim("n", min=2, max=130)):
+        check(Parts(), cases, ({0: AUTO, 1: extent},))
+    program = torch.export.export(Parts(), cases[2], dynamic_shapes=({0: AUTO, 1: AUTO},))
+    with pytest.raises(InputError, match=r"x_1 = 0 where the model was exported under the condition x_1 >= 1"):
+        tvm_ext.compile(program).run([np.zeros((2, 0, 7), "float32")])
+    program = torch.export.export(Parts(), cases[2], dynamic_shapes=({0: AUTO, 1: AUTO(min=3)},))
+    assert not [text for text in tvm_ext.import_model(program).conditions if "x_1 >=" in text]
+
+
+class Written(torch.nn.Module):
+    """Parts of what is assigned to: inside, every other, one row, and two tensors side by side."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        b, n, d = x.shape
+        inside, half, rows = x.clone(), x.clone(), x.clone()
+        inside[:, 1:-1] = inside[:, 1:-1] * 2
+        half[:, 1::3] = 0.0
+        rows[:, 0], rows[:, -1] = 1, 2
+        both = torch.zeros(b, n + y.shape[1], d)
+        both[:, :n], both[:, n:] = x, y
+        mixed, framed = torch.zeros(b, 2 * n, d), x.new_zeros(b, n + 2, d + 2)
+        mixed[:, 0::2], mixed[:, 1::2] = x, x + 1
+        framed[:, 1:-1, 1:-1] = x
+        return inside, half, rows, both, mixed, framed
+
+
+def test_assignments_to_parts() -> None:
+    sizes = ((1, 5, 1), (2, 6, 2), (1, 7, 3), (3, 17, 33), (1, 127, 1), (2, 31, 64))
+    cases = [(torch.randn(b, n, 3), torch.randn(b, m, 3)) for b, n, m in sizes]
+    check(Written(), cases, ({0: AUTO, 1: AUTO}, {0: AUTO, 1: AUTO}))

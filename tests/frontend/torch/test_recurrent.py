@@ -100,6 +100,24 @@ def test_exported_by_hand(tmp_path: Path) -> None:
             np.testing.assert_allclose(found, module(x, given[1])[0].numpy(), atol=2e-6)
 
 
+def test_exported_without_loops() -> None:
+    module, auto = torch.nn.LSTM(6, 5, batch_first=True, bidirectional=True).eval(), torch.export.Dim.AUTO
+    given = torch.randn(2, 9, 6)
+    program = torch.export.export(module, (given,), dynamic_shapes=({0: auto, 1: auto},))
+    imported = import_model(program)
+    (note,) = imported.notes
+    assert "fixed the length that LSTM 'lstm' reads to 9" in note
+    assert "give the module itself" in note
+    assert sum("recurrence" in variable.name_hint for variable in imported.mod.get_global_vars()) == 1
+    found = tvm_ext.compile(program).run([given.numpy()]).values()
+    with torch.no_grad():
+        results, (hidden, cells) = module(given)
+    for want, got in zip((results, hidden, cells), found, strict=True):
+        np.testing.assert_allclose(got, want.numpy(), atol=2e-6)
+    fixed = torch.export.export(module, (given,), dynamic_shapes=({0: auto},))
+    assert not import_model(fixed).notes
+
+
 @pytest.mark.parametrize("kind", ["projected", "training"])
 def test_others_are_left_to_torch(kind: str) -> None:
     module = torch.nn.LSTM(6, 5, proj_size=3) if kind == "projected" else torch.nn.LSTM(6, 5, 2, dropout=0.5)

@@ -13,6 +13,7 @@ from tvm import relax, te, tirx
 from tvm.ir.prim import expr as prim
 
 from tvm_ext.frontend.torch.arguments import static_size
+from tvm_ext.frontend.torch.extent_numbers import EXTENT_NUMBERS, REFINED_EXTENT_NUMBERS
 from tvm_ext.frontend.torch.promotion import relax_dtype
 
 Emit = Callable[[Any], Any]
@@ -288,11 +289,13 @@ ARITHMETIC: Mapping[str, Callable[[Any, Node], Any]] = {
     "remainder.Scalar_Tensor": remainder_of_number,
     "sgn.default": sign,
     "sign.default": sign,
+    **EXTENT_NUMBERS,
     **_SHIFTS,
 }
 """By name of operator and overload."""
 
 REFINED_ARITHMETIC: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
+    **REFINED_EXTENT_NUMBERS,
     "_log_softmax.default": log_softmax,
     "_softmax.default": softmax,
     "cumprod.default": running,

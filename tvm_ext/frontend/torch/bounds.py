@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import tvm
 from torch.fx import Node
 from tvm import relax
 
-from tvm_ext.frontend.torch.arguments import argument
+from tvm_ext.frontend.torch.arguments import argument, number_tensor
 from tvm_ext.frontend.torch.promotion import relax_dtype
 
 
@@ -20,6 +21,15 @@ def clamp(importer: Any, node: Node) -> Any:
     emit = importer.block_builder.emit
     data, dtype = importer.env[node.args[0]], relax_dtype(node.meta["val"].dtype)
     low, high = argument(node, 1, "min"), argument(node, 2, "max")
+    if isinstance(low, Node) or isinstance(high, Node):  # extents, as in replicated padding
+        for bound, bounded in ((low, relax.op.maximum), (high, relax.op.minimum)):
+            if isinstance(bound, Node):
+                value = importer.env[bound]
+                value = number_tensor(emit, value) if tvm.ir.is_prim_expr(value) else value
+                data = emit(bounded(data, emit(relax.op.astype(value, dtype))))
+            elif bound is not None:
+                data = emit(bounded(data, relax.const(bound, dtype)))
+        return data
     low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
     if not node.meta["val"].is_floating_point():
         low, high = (_wrapped(bound, dtype) for bound in (low, high))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import tvm
 from tvm import relax, tirx
 
 from tvm_ext.relax_utils import substitute
@@ -52,5 +53,7 @@ def _named(var: relax.Var, variables: Mapping[Any, Any]) -> relax.Var:
     ty = var.ty
     if not variables or not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
         return var
-    shape = [substitute(dim, dict(variables)) for dim in ty.shape.values]
+    # Spelled as what is computed of them is: TVM's fusion compares by spelling.
+    analyzer = tvm.sym.Analyzer()
+    shape = [analyzer.simplify(substitute(dim, dict(variables))) for dim in ty.shape.values]
     return relax.Var(var.name, relax.TensorType(shape, ty.dtype))

@@ -37,9 +37,23 @@ def guards(program: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]) 
             condition = ast.unparse(ast.fix_missing_locations(tree))
             if names_of(condition):  # all others are about extents that are fixed
                 conditions.append(condition)
-        except (ValueError, SyntaxError, LookupError):
+        except (ValueError, SyntaxError, LookupError, OverflowError):
             others.append(guard)
     return conditions, others
+
+
+def fixed_extents(program: torch.export.ExportedProgram) -> list[str]:
+    """Say which dimensions ``torch.export`` fixed of those that were to be open, which it does without a word."""
+    found = []
+    for node in program.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        for axis, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            if isinstance(size, torch.SymInt) and (known := size.node.maybe_as_int()) is not None:
+                found.append(
+                    f"torch.export fixed dimension {axis} of {node.name} to {known}, as in the example, because of "
+                    "what the model computes with it (a torch.export.Dim there makes it say why)"
+                )
+    return found
 
 
 def require_bound(inputs: Sequence[TensorSpec], source: str) -> None:
@@ -67,8 +81,17 @@ def _symbols(dim: str) -> set[str]:
     return {node.id for node in ast.walk(ast.parse(dim, mode="eval")) if isinstance(node, ast.Name)} - {"T"}
 
 
+_FUNCTIONS = {"sym_float": "float", "sym_max": "max", "sym_min": "min", "sym_sqrt": "sqrt", "_sym_sqrt": "sqrt"}
+"""Functions of conditions that are called otherwise in guards."""
+
+_LARGEST_POWER = 4
+
+
 class _Extents(ast.NodeTransformer):
-    """Puts names of dimensions where a guard reads ``L[argument][key].size()[axis]``."""
+    """Puts names of dimensions where a guard reads ``L[argument][key].size()[axis]``, and functions of conditions.
+
+    ``math.trunc(0.5 * torch.sym_float(n))`` becomes ``trunc(1 / 2 * float(n))``, which is the same in double precision.
+    """
 
     def __init__(self, shapes: Mapping[str, tuple[int | str, ...]]) -> None:
         self._shapes = shapes
@@ -85,3 +108,28 @@ class _Extents(ast.NodeTransformer):
             place = place.value
         extent = self._shapes["_".join(keys)][ast.literal_eval(axis)]
         return ast.parse(str(extent), mode="eval").body
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Name functions as conditions do; which there are is for them to say."""
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        arguments = [self.visit(argument) for argument in node.args]
+        return ast.Call(ast.Name(_FUNCTIONS.get(name, name), ast.Load()), arguments, node.keywords)
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        """Write a float as the quotient that it is."""
+        if not isinstance(node.value, float):
+            return node
+        above, below = node.value.as_integer_ratio()
+        return ast.parse(f"{above} / {below}", mode="eval").body
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        """Write a power out."""
+        if not isinstance(node.op, ast.Pow):
+            return self.generic_visit(node)
+        exponent = ast.literal_eval(node.right)
+        base = ast.unparse(self.visit(node.left))
+        if exponent == 0.5:
+            return ast.parse(f"sqrt({base})", mode="eval").body
+        if isinstance(exponent, int) and 0 < exponent <= _LARGEST_POWER:
+            return ast.parse(" * ".join([f"({base})"] * exponent), mode="eval").body
+        raise ValueError("it has a power that conditions have not")

@@ -18,6 +18,7 @@ from tvm_ext.errors import InputError, ModelError, UnsupportedOperatorError
 from tvm_ext.frontend.index_limits import Limits, index_limits
 from tvm_ext.frontend.relax.check import error_line, origin_of, unlowered_calls
 from tvm_ext.frontend.relax.indexing import clip_indices
+from tvm_ext.frontend.torch.assumptions import TRACED_FROM
 from tvm_ext.frontend.torch.attention import decomposition
 from tvm_ext.frontend.torch.complex_numbers import ComplexError, has_complex_numbers, in_real_numbers
 from tvm_ext.frontend.torch.export import TORCH_FOLDER, class_and_line, quiet
@@ -27,20 +28,22 @@ from tvm_ext.frontend.torch.operators import all_converters, type_fault
 from tvm_ext.frontend.torch.precision import PreciseBuilder
 from tvm_ext.frontend.torch.promotion import logical_converter, promoted, relax_dtype
 from tvm_ext.frontend.torch.random import draw
+from tvm_ext.frontend.torch.recurrent import loop_decompositions
 from tvm_ext.frontend.torch.sampling import KEPT
 from tvm_ext.frontend.torch.statistics import variance_and_mean
+from tvm_ext.frontend.torch.subgraphs import import_subgraph
 from tvm_ext.frontend.torch.value_checks import ValueChecks
 from tvm_ext.frontend.torch.windows import fold_decomposition
 from tvm_ext.graph.origins import span_of
 from tvm_ext.passes.non_finite_fills import broadcast_fills
 
-_TRACED_FROM = 2
-"""The least extent that torch traces a dynamic dimension with."""
-
 
 @dataclass(frozen=True)
 class Converted:
-    """A program as a Relax module, with the names it gives its inputs and outputs; ``symbols`` are ours by torch's."""
+    """A program as a Relax module, with the names it gives its inputs and outputs.
+
+    ``symbols`` are our names of open extents by torch's, ``conditions`` what has to hold of them.
+    """
 
     mod: tvm.IRModule
     input_names: tuple[str, ...]
@@ -48,6 +51,7 @@ class Converted:
     notes: tuple[str, ...]
     index_limits: tuple[Limits, ...]
     symbols: Mapping[str, str]
+    conditions: tuple[str, ...] = ()
 
 
 def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
@@ -79,6 +83,7 @@ def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
             table[torch.ops.aten.var_mean.correction] = variance_and_mean
             windows = torch.ops.aten.col2im.default
             table[windows] = fold_decomposition(table[windows])
+            table.update(loop_decompositions(table))
             core = program.run_decompositions(table)
             if has_complex_numbers(core):
                 core = in_real_numbers(core, table)
@@ -95,17 +100,24 @@ def convert_core(core: torch.export.ExportedProgram, source: str, outputs: Seque
     """Convert a program of core operators, with names for its outputs; see :func:`convert`."""
     _check_interface(core, source)  # only the decomposed form shows what is changed in place
     notes = tuple(_drop_constant_inputs(core))
-    importer = _Importer(source)
-    importer.check_operators(core)
-    mod = _without_bounds_of_two(importer.run(core))
-    faults = {}
-    for call in unlowered_calls(mod):
-        origin = origin_of(call.variable, mod)
-        faults[f"{origin}, its Relax operator {call.operator}: {call.reason}"] = importer.nodes.get(origin, origin)
-    if faults:
-        raise _unsupported(source, faults)
+    importer, found = _imported(core, source)
+    mod = _without_bounds_of_two(found)
     inputs = tuple(str(name) for name in core.graph_signature.user_inputs)
-    return Converted(mod, inputs, tuple(outputs), notes, importer.index_limits, importer.symbols)
+    conditions = tuple(dict.fromkeys(importer.conditions))
+    return Converted(mod, inputs, tuple(outputs), notes, importer.index_limits, importer.symbols, conditions)
+
+
+def _imported(core: torch.export.ExportedProgram, source: str) -> tuple[_Importer, tvm.IRModule]:
+    """Convert the nodes of a program, relying on open extents of 1 or more, and of 2 or more, only where that helps."""
+    for least in range(TRACED_FROM + 1):
+        importer = _Importer(source, least)
+        importer.check_operators(core)
+        try:
+            return importer, importer.run(core)
+        except UnsupportedOperatorError:
+            if least == TRACED_FROM or not importer.wanted:
+                raise
+    raise AssertionError  # the last one has returned or raised
 
 
 def _without_bounds_of_two(mod: tvm.IRModule) -> tvm.IRModule:
@@ -113,7 +125,7 @@ def _without_bounds_of_two(mod: tvm.IRModule) -> tvm.IRModule:
     bounds = (mod["main"].attrs or {}).get("tir_var_lower_bound")
     if not bounds:
         return mod
-    kept = {name: end for name, end in bounds.items() if int(end) > _TRACED_FROM}
+    kept = {name: end for name, end in bounds.items() if int(end) > TRACED_FROM}
     mod.update_func(mod.get_global_var("main"), mod["main"].with_attr("tir_var_lower_bound", kept))
     return mod
 
@@ -140,12 +152,18 @@ def output_names(program: torch.export.ExportedProgram) -> tuple[str, ...]:
 class _Importer(ExportedProgramImporter):
     """TVM's importer with converters of our own, checked results, errors that name the node, and copied weights."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, relied_on: int) -> None:
         self.source = source
+        self.relied_on = relied_on  # what converters may take open extents to be at least
+        self.wanted = False  # whether one of them would have taken more
         self.nodes: dict[str, str] = {}  # names of nodes, by words for them
         self.faults: dict[str, str] = {}  # names of nodes, by what is wrong with them
         self.symbols: dict[str, str] = {}  # names of open extents, by those that torch has
         self.least: dict[str, int] = {}  # of these, what is more than 0
+        self.open_names: set[str] = set()  # those that inputs tell
+        self.conditions: list[str] = []  # what converters take for granted of them
+        self.most: dict[str, int] = {}
+        self._functions: dict[int, Any] = {}  # of branches and loops, by their graphs
         self.checks = ValueChecks()
         self.parameters: dict[str, torch.Tensor] = {}  # by name of node
         super().__init__()
@@ -168,7 +186,10 @@ class _Importer(ExportedProgramImporter):
         parameters, inputs, ranges = super().create_input_vars(program)
         inputs, self.symbols = named_extents(inputs)
         named = {self.symbols.get(name, name): limits for name, limits in ranges.items()}
-        self.least = {name: low for name, (low, _) in named.items() if low > _TRACED_FROM}
+        self.least = {name: low for name, (low, _) in named.items() if low > TRACED_FROM}
+        self.most = {name: high for name, (_, high) in named.items() if high is not None}
+        dims = [dim for var in inputs.values() for dim in getattr(var.ty, "shape", None) or ()]
+        self.open_names = {variable.name for dim in dims for variable in tvm.tirx.analysis.undefined_vars(dim)}
         return parameters, inputs, named
 
     def create_convert_map(self) -> dict[str, Callable[[torch.fx.Node], Any]]:
@@ -180,6 +201,12 @@ class _Importer(ExportedProgramImporter):
     def _has_cond_op(nodes: Iterable[torch.fx.Node]) -> bool:
         """Say whether functions are added on the way, which TVM's builder cannot do in a dataflow block."""
         return any(node.op == "call_function" and node.target.__name__ in ("cond", *LOOPS) for node in nodes)
+
+    def _import_branch_subgraph(self, graph: torch.fx.GraphModule, operands: Sequence[Any], name: str) -> Any:
+        """Import a branch of ``cond``, or a loop's body, once; called by TVM's importer."""
+        if id(graph) not in self._functions:
+            self._functions[id(graph)] = import_subgraph(self, graph, operands, name)
+        return self._functions[id(graph)]
 
     def check_operators(self, program: torch.export.ExportedProgram) -> None:
         """Raise one error that lists every node that draws random numbers or has no converter, in branches, too."""
@@ -211,7 +238,14 @@ class _Importer(ExportedProgramImporter):
             raise _unsupported(self.source, self.faults)
         names = [str(name) for name in program.graph_signature.user_inputs]
         self.index_limits = self.checks.among(index_limits(mod), names)
-        return broadcast_fills(clip_indices(mod))
+        mod = broadcast_fills(clip_indices(mod))
+        for call in unlowered_calls(mod):
+            origin = origin_of(call.variable, mod)
+            fault = f"{origin}, its Relax operator {call.operator}: {call.reason}"
+            self.faults[fault] = self.nodes.get(origin, origin)
+        if self.faults:
+            raise _unsupported(self.source, self.faults)
+        return mod
 
     @staticmethod
     def _convert_pytorch_tensor_to_tvm(tensor_value: torch.Tensor) -> tvm.runtime.Tensor:

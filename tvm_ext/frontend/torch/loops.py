@@ -6,10 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.fx import Node
-from tvm import relax
+from tvm import relax, tirx
 
-from tvm_ext.frontend.relax.loop_functions import COUNTER, Step, add_function, repeat, repeat_while
-from tvm_ext.frontend.torch.arguments import static_size
+from tvm_ext.frontend.relax.loop_functions import (
+    COUNTER,
+    Step,
+    add_function,
+    repeat,
+    repeat_extent,
+    repeat_while,
+)
 
 Build = Callable[[Any, Sequence[Any], Sequence[Any]], list[Any]]
 
@@ -44,8 +50,8 @@ def map_elements(importer: Any, node: Node) -> Any:
 def _along(importer: Any, node: Node, graph: Node, start: Any, sequences: Any, others: Any) -> Any:
     builder = importer.block_builder
     carried, elements, captured = (_operands(importer, operands) for operands in (start, sequences, others))
-    trips = static_size(elements[0], 0)
-    if not trips:
+    trips = elements[0].ty.shape[0]
+    if isinstance(trips, tirx.IntImm) and not int(trips):
         raise NotImplementedError("it is along a dimension of no elements")
 
     def element(sequence: Any, counter: Any) -> Any:
@@ -53,20 +59,21 @@ def _along(importer: Any, node: Node, graph: Node, start: Any, sequences: Any, o
 
     firsts = [builder.emit(relax.op.take(each, relax.const(0, "int64"), 0, mode="clip")) for each in elements]
     body = importer._import_branch_subgraph(importer.env[graph], [*carried, *firsts, *captured], f"{node.name}_body")
-    results = node.meta["val"]
+    result = builder.normalize(relax.Call(body, [*carried, *firsts, *captured])).ty
+    types = list(result.fields) if isinstance(result, relax.TupleType) else [result]
 
     def build(counter: Any, state: Sequence[Any], given: Sequence[Any]) -> list[Any]:
         taken = [element(sequence, counter) for sequence in given[: len(elements)]]
-        after = _called(importer, body, [*state, *taken, *given[len(elements) :]], len(results))
+        after = _called(importer, body, [*state, *taken, *given[len(elements) :]], len(types))
         return [*after[: len(state)], *(builder.emit(relax.op.expand_dims(row, 0)) for row in after[len(state) :])]
 
     given = [*elements, *captured]
-    rows = tuple(
-        relax.TensorType([1, *(int(size) for size in value.shape[1:])], importer._convert_data_type(value.dtype))
-        for value in results[len(carried) :]
-    )
+    rows = tuple(relax.TensorType([1, *list(ty.shape)], ty.dtype) for ty in types[len(carried) :])
     step = _step(importer, node, build, carried, given, rows, conditional=False)
-    return relax.Tuple(repeat(builder, node.name, step, carried, given, trips))
+    if isinstance(trips, tirx.IntImm):
+        return relax.Tuple(repeat(builder, node.name, step, carried, given, int(trips)))
+    most = importer.most.get(trips.name) if isinstance(trips, tirx.Var) else None
+    return relax.Tuple(repeat_extent(builder, node.name, step, carried, given, trips, most))
 
 
 def _operands(importer: Any, operands: Any) -> list[Any]:

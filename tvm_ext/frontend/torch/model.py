@@ -64,8 +64,9 @@ def import_torch(
             f"a PyTorch model can only be imported where torch is installed ({error}); run: pip install torch"
         ) from None
     from tvm_ext.frontend.torch.export import export_module, load_program
-    from tvm_ext.frontend.torch.guards import guards, require_bound
+    from tvm_ext.frontend.torch.guards import fixed_extents, guards, require_bound
     from tvm_ext.frontend.torch.importer import convert
+    from tvm_ext.frontend.torch.recurrent import fixed_lengths
 
     if isinstance(model, torch.nn.Module):
         source = f"torch.nn.Module {type(model).__name__}"
@@ -93,9 +94,13 @@ def import_torch(
         _renamed(inputs, input_names or converted.input_names, source),
         _renamed(described.outputs, converted.output_names, source),
         source,
-        (*notes, *converted.notes, *(f"torch's guard {guard} is not checked at run time" for guard in unchecked)),
-        tuple(conditions),
+        (*notes, *(fixed_lengths(program) or fixed_extents(program)), *converted.notes, *_of_guards(unchecked)),
+        tuple(dict.fromkeys((*conditions, *converted.conditions))),
     )
+
+
+def _of_guards(unchecked: Sequence[str]) -> list[str]:
+    return [f"torch's guard {guard} is not checked at run time" for guard in unchecked]
 
 
 def _renamed(specs: tuple[TensorSpec, ...], names: Sequence[str], source: str) -> tuple[TensorSpec, ...]:

@@ -13,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from tvm import relax, tirx
 
 from tvm_ext.frontend.torch.arguments import argument, extent_of, number_tensor
-from tvm_ext.frontend.torch.special import slice_to_the_end
+from tvm_ext.frontend.torch.assumptions import assume_at_least, bounded
 
 Emit = Callable[[Any], Any]
 
@@ -82,18 +82,62 @@ def slice_tensor(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any
     if (fixed and not any(isinstance(end, Node) for end in given)) or argument(node, 4, "step", 1) != 1:
         return stock(node)
     ends = [size if end is None else extent_of(importer, end) for end in given]
-    analyzer = _analyzer(size, *ends, least=importer.least)
+    analyzer = bounded(size, *ends, least=importer.least)
     begin, end = (_place(analyzer, end, size) for end in ends)
     if begin is None or end is None or not analyzer.can_prove(begin <= end):
         if not fixed:  # torch takes open extents for 2 or more, and no run checks that
-            return slice_to_the_end(stock, importer, node)
-        if not analyzer.can_prove(ends[0] >= 0) or not _assumed(node, axis, given):
+            found = _relied_on(importer, size, ends) or _clamped(importer, size, ends)
+            if found is None:
+                return stock(node)
+            begin, end = found
+        elif not analyzer.can_prove(ends[0] >= 0) or not _assumed(node, axis, given):
             return stock(node)
-        begin, end = (analyzer.simplify(size if _is_end(place) else place) for place in ends)
+        else:
+            begin, end = (analyzer.simplify(size if _is_end(place) else place) for place in ends)
     if analyzer.can_prove_equal(end - begin, size):
         return data
     part = relax.op.strided_slice(data, [axis], [begin], [end], [tirx.const(1, "int64")], assume_inbound=True)
     return importer.block_builder.emit(part)
+
+
+def slice_scatter(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """``x.slice_scatter(y, axis, a, b, step)`` of open extents, which ``x[:, a:b] = y`` becomes."""
+    data, part = importer.env[node.args[0]], importer.env[node.args[1]]
+    start, end = argument(node, 3, "start") or 0, argument(node, 4, "end")
+    extents = [*data.ty.shape, *part.ty.shape]
+    if all(isinstance(extent, tirx.IntImm) for extent in extents) and not any(
+        isinstance(place, Node) for place in (start, end)
+    ):
+        return stock(node)
+    emit, axis = importer.block_builder.emit, argument(node, 2, "dim", 0) % len(data.ty.shape)
+    size, count, step = data.ty.shape[axis], part.ty.shape[axis], argument(node, 5, "step", 1)
+    start = extent_of(importer, start)
+    analyzer = bounded(size, count, start, least=importer.least)
+    if analyzer.can_prove_equal(count, size):
+        return part
+    begin = _place(analyzer, start, size)
+    if begin is None:
+        begin = analyzer.simplify(tirx.max(tirx.min(tirx.if_then_else(start < 0, start + size, start), size), 0))
+    if step == 1:
+        behind = analyzer.simplify(begin + count)
+        ends = ((tirx.const(0, "int64"), begin), (behind, size))
+        one = [tirx.const(1, "int64")]
+        before, after = (
+            [] if analyzer.can_prove_equal(low, high)
+            else [emit(relax.op.strided_slice(data, [axis], [low], [high], one, assume_inbound=True))]
+            for low, high in ends
+        )  # fmt: skip
+        return emit(relax.op.concat([*before, part, *after], axis))
+    places = emit(relax.op.arange(0, size, 1, "int64"))
+    offset = emit(relax.op.subtract(places, number_tensor(emit, begin)))
+    last = number_tensor(emit, analyzer.simplify(count * step))
+    inside = emit(relax.op.logical_and(emit(relax.op.greater_equal(offset, relax.const(0, "int64"))),
+                                       emit(relax.op.less(offset, last))))  # fmt: skip
+    whole = emit(relax.op.equal(emit(relax.op.mod(offset, relax.const(step, "int64"))), relax.const(0, "int64")))
+    row = emit(relax.op.floor_divide(offset, relax.const(step, "int64")))
+    places = emit(relax.op.where(emit(relax.op.logical_and(inside, whole)),
+                                 emit(relax.op.add(row, number_tensor(emit, size))), places))  # fmt: skip
+    return emit(relax.op.take(emit(relax.op.concat([data, part], axis)), places, axis, mode="clip"))
 
 
 def _assumed(node: Node, axis: int, given: tuple[Any, Any]) -> bool:
@@ -104,6 +148,53 @@ def _assumed(node: Node, axis: int, given: tuple[Any, Any]) -> bool:
     if any(isinstance(place, int) and place < 0 for place in (start, end)):
         return False
     return bool(statically_known_true(node.meta["val"].shape[axis] == end - start))
+
+
+def _relied_on(importer: Any, size: Any, given: list[Any]) -> tuple[Any, Any] | None:
+    """Give the ends of a part that lie on an extent which is large enough, as PyTorch takes it to be."""
+    places = _numbers(size, given)
+    if places is None:
+        return None
+    start, end = places
+    needed = max(abs(start), 0 if end is None else abs(end), 0 if end is None or end >= 0 else start - end)
+    if (start < 0 and end is not None) or (end is not None and 0 <= end < start):
+        return None
+    if not assume_at_least(importer, size, needed):
+        return None
+    begin, behind = (size + place if place < 0 else tirx.const(place, "int64") for place in (start, end or 0))
+    return tuple(map(tvm.sym.Analyzer().simplify, (begin, size if end is None else behind)))
+
+
+def _clamped(importer: Any, size: Any, given: list[Any]) -> tuple[Any, Any] | None:
+    """Give the ends of a part that is shorter, or empty, where the extent is too small.
+
+    ``x[1:]`` and ``x[:-1]`` have the same extent then, ``max(n - 1, 0)``.
+    """
+    places = _numbers(size, given)
+    if places is None:
+        return None
+    start, end = places
+    zero = tirx.const(0, "int64")
+    if start >= 0 and (end is None or end < 0):
+        length = tirx.max(size - start + (end or 0), zero)
+        begin = size - length if end is None else tirx.min(tirx.const(start, "int64"), size)
+    elif start < 0 and end is None:
+        length = tirx.min(size, tirx.const(-start, "int64"))
+        begin = size - length
+    elif start == 0:
+        begin, length = zero, tirx.min(size, tirx.const(end, "int64"))
+    else:
+        return None
+    analyzer = bounded(size, least=importer.least)
+    return analyzer.simplify(begin), analyzer.simplify(begin + length)
+
+
+def _numbers(size: Any, given: list[Any]) -> tuple[int, int | None] | None:
+    """Both ends of a part as numbers, None for the extent itself; None where one is computed."""
+    start, end = (None if place is size or _is_end(place) else place for place in given)
+    if not isinstance(start, tirx.IntImm) or not (end is None or isinstance(end, tirx.IntImm)):
+        return None
+    return int(start), None if end is None else int(end)
 
 
 def _is_end(place: Any) -> bool:
@@ -140,7 +231,7 @@ def _place(analyzer: Any, place: Any, size: Any) -> Any | None:
 
 
 def _padded(emit: Emit, data: Any, axis: int, before: Any, after: Any, value: Any) -> Any:
-    analyzer = _analyzer(before, after)
+    analyzer = bounded(before, after)
     shape = list(data.ty.shape)
 
     def filled(extent: Any) -> list[Any]:
@@ -160,16 +251,6 @@ def _padded(emit: Emit, data: Any, axis: int, before: Any, after: Any, value: An
     return emit(relax.op.take(more, emit(relax.op.where(inside, places, size)), axis, mode="clip"))
 
 
-def _analyzer(*expressions: Any, least: Mapping[str, int] | None = None) -> Any:
-    """Make an analyzer that knows how large extents are at least: 0, or more by their names."""
-    analyzer = tvm.sym.Analyzer()
-    for expression in expressions:
-        for variable in tirx.analysis.undefined_vars(expression):
-            low = (least or {}).get(variable.name, 0)
-            analyzer.update(variable, tvm.sym.ConstIntBound(low, tvm.sym.ConstIntBound.POS_INF), True)
-    return analyzer
-
-
 OPEN_FORMS: Mapping[str, Callable[[Any, Node], Any]] = {"unfold.default": unfold}
 """By name of operator and overload."""
 
@@ -178,6 +259,7 @@ REFINED_OPEN_FORMS: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], An
     "repeat.default": repeat,
     "reshape.default": reshape,
     "slice.Tensor": slice_tensor,
+    "slice_scatter.default": slice_scatter,
     "view.default": reshape,
 }
 """Those that leave to TVM's converter what it does right."""

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from tvm import relax
 
+from tvm_ext.frontend.torch.extent_numbers import Quotient
+
 COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"])
 """Operators with a boolean result, computed in the common type of their operands."""
 
@@ -81,11 +83,13 @@ def promoted(importer: Any, node: torch.fx.Node) -> Iterator[None]:
 
 
 def _is_extent(operand: torch.fx.Node) -> bool:
-    return isinstance(operand.meta.get("val"), torch.SymInt)
+    return isinstance(operand.meta.get("val"), torch.SymInt | torch.SymFloat)
 
 
 def _as_tensor(emit: Callable[[Any], Any], extent: Any, dtype: str) -> Any:
     """Make a tensor without axes of an extent that is only known when the model runs."""
+    if isinstance(extent, Quotient):
+        return extent.tensor(emit, dtype)
     if isinstance(extent, int) or isinstance(extent.ty, relax.TensorType):
         return extent
     vector = emit(relax.op.shape_to_tensor(relax.ShapeExpr([extent])))

@@ -85,15 +85,68 @@ class as_loops(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace the function that a recurrent layer calls."""
-        name = getattr(func, "__name__", "")
-        if name in _CELLS and not kwargs and len(args) == 9 and isinstance(args[2], list | tuple):
-            x, first, weights, biased, layers, _, training, bidirectional, batch_first = args
-            states = list(first) if name == "lstm" else [first]
-            known = x.dim() == 3 and x.dtype in _TYPES and not training
-            if known and len(weights) == layers * (1 + bidirectional) * (4 if biased else 2):  # no projections
-                found = _recurrence(name, x, states, list(weights), biased, layers, bidirectional, batch_first)
-                return tuple(found[: 3 if name == "lstm" else 2])
-        return func(*args, **(kwargs or {}))
+        found = None if kwargs else _as_operator(getattr(func, "__name__", ""), args)
+        return func(*args, **(kwargs or {})) if found is None else found
+
+
+def _as_operator(name: str, args: Any) -> tuple[torch.Tensor, ...] | None:
+    """Call the operator for a layer; None where it cannot stand for it."""
+    if name not in _CELLS or len(args) != 9 or not isinstance(args[2], list | tuple):
+        return None
+    x, first, weights, biased, layers, _, training, bidirectional, batch_first = args
+    states = list(first) if name == "lstm" else [first]
+    if x.dim() != 3 or x.dtype not in _TYPES or training:
+        return None
+    if len(weights) != layers * (1 + bidirectional) * (4 if biased else 2):  # with projections
+        return None
+    found = _recurrence(name, x, states, list(weights), biased, layers, bidirectional, batch_first)
+    return tuple(found[: 3 if name == "lstm" else 2])
+
+
+def loop_decompositions(others: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
+    """Make what the layers of a program that was exported outside of :class:`as_loops` become.
+
+    Parameters
+    ----------
+    others : mapping from operator to decomposition
+        What becomes of layers that no loop stands for.
+
+    Returns
+    -------
+    dict from operator to decomposition
+    """
+
+    def made(name: str, other: Callable[..., Any]) -> Callable[..., Any]:
+        def decomposed(*args: Any) -> Any:
+            found = _as_operator(name, args)
+            return other(*args) if found is None else found
+
+        return decomposed
+
+    operators = {name: getattr(torch.ops.aten, name).input for name in _CELLS}
+    return {operator: made(name, others[operator]) for name, operator in operators.items() if operator in others}
+
+
+def fixed_lengths(program: torch.export.ExportedProgram) -> list[str]:
+    """Say why the length of a recurrent layer is that of the example, where an open one was asked for.
+
+    ``torch.export`` fixes it without a word, and only a run finds out.
+    """
+    found = []
+    for node in program.graph.nodes:
+        name = str(node.target).removeprefix("aten.").removesuffix(".input")
+        if node.op != "call_function" or name not in _CELLS or len(node.args) != 9:
+            continue
+        shape = node.args[0].meta["val"].shape
+        length = shape[1 if node.args[8] and len(shape) == 3 else 0]
+        if isinstance(length, torch.SymInt) and (steps := length.node.maybe_as_int()) is not None:
+            layer = f"{name.split('_')[0].upper()} {node.name!r}"
+            found.append(
+                f"torch.export fixed the length that {layer} reads to {steps}, as in the example; "
+                "for any length give the module itself to tvm_ext.compile, with example_inputs and dynamic, "
+                "or export it within tvm_ext.frontend.torch.recurrent.as_loops()"
+            )
+    return found
 
 
 def recurrence(importer: Any, node: Node) -> Any:

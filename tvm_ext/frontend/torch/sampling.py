@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import tvm
 from torch.fx import Node
 from tvm import relax
 
+from tvm_ext.frontend.torch.arguments import extent_of, number_tensor
+from tvm_ext.frontend.torch.assumptions import bounded
 from tvm_ext.frontend.torch.open_resize import open_axes, resize_open
 from tvm_ext.frontend.torch.promotion import operator_name
 
@@ -91,15 +94,31 @@ def _cubic_weights(distance: np.ndarray) -> np.ndarray:
 
 def pad_circular(importer: Any, node: Node) -> Any:
     """Pad with the elements of the other end, or cut off where a width is negative: a gather along each axis."""
-    data, widths = importer.env[node.args[0]], list(node.args[1])
+    emit, data, widths = importer.block_builder.emit, importer.env[node.args[0]], list(node.args[1])
     rank = len(data.ty.shape)
     for place in range(0, len(widths), 2):
         axis, (before, after) = rank - 1 - place // 2, widths[place : place + 2]
-        length = int(data.ty.shape[axis])
-        if before or after:
+        length = data.ty.shape[axis]
+        if any(isinstance(size, Node) for size in (before, after)) or not isinstance(length, tvm.tirx.IntImm):
+            data = _turned(importer, data, axis, before, after)
+        elif before or after:
+            length = int(length)
             kept = length + min(before, 0) + min(after, 0)
             if kept < max(before, after, 1):
                 raise NotImplementedError("more is padded than what is left of an axis has elements")
             places = np.arange(-max(before, 0), kept + max(after, 0)) % kept - min(before, 0)
-            data = importer.block_builder.emit(relax.op.take(data, relax.const(places, "int64"), axis, mode="clip"))
+            data = emit(relax.op.take(data, relax.const(places, "int64"), axis, mode="clip"))
     return data
+
+
+def _turned(importer: Any, data: Any, axis: int, before: Any, after: Any) -> Any:
+    """Pad an open axis with the elements of its other end, or by an open width."""
+    emit, length = importer.block_builder.emit, data.ty.shape[axis]
+    before, after = (extent_of(importer, width) for width in (before, after))
+    analyzer = bounded(length, before, after, least=importer.least)
+    if not (analyzer.can_prove(before >= 0) and analyzer.can_prove(after >= 0)):
+        raise NotImplementedError("a width may be negative along an open axis")
+    places = emit(relax.op.arange(0, analyzer.simplify(before + length + after), 1, "int64"))
+    places = emit(relax.op.add(places, number_tensor(emit, analyzer.simplify(length - before))))  # from 0 on
+    places = emit(relax.op.floor_mod(places, number_tensor(emit, length)))
+    return emit(relax.op.take(data, places, axis, mode="clip"))

@@ -194,33 +194,6 @@ def _open_steps(importer: Any, node: Node, step: int) -> Any:
     return numbers if dtype == "int64" else emit(relax.op.astype(numbers, dtype))
 
 
-def slice_to_the_end(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
-    """``x[start:]`` of an open extent: the extent is the end, and not the largest integer, to which shapes add one."""
-    data = importer.env[node.args[0]]
-    axis, start, end, step = (
-        argument(node, place, name, default)
-        for place, name, default in ((1, "dim", 0), (2, "start", 0), (3, "end", None), (4, "step", 1))
-    )
-    extents = list(data.ty.shape) if isinstance(data.ty.shape, relax.ShapeExpr) else []
-    is_whole = end is None or (isinstance(end, int) and end >= ENDLESS)
-    if not extents or not is_whole or not isinstance(start, int) or start <= 0 or step != 1:
-        return stock(node)
-    extent = extents[axis]
-    if isinstance(extent, tvm.tirx.IntImm):
-        return stock(node)
-    analyzer = tvm.sym.Analyzer()
-    begin = tvm.tirx.IntImm("int64", start)
-    for name in tvm.tirx.analysis.undefined_vars(extent):
-        analyzer.update(name, tvm.sym.ConstIntBound(0, tvm.sym.ConstIntBound.POS_INF), True)
-    begin = analyzer.simplify(tvm.tirx.min(begin, extent))
-    end = analyzer.simplify(extent)
-    sliced = relax.op.strided_slice(data, [axis % len(extents)], [begin], [end], [1], assume_inbound=True)
-    return importer.block_builder.emit(sliced)
-
-
-ENDLESS = 2**62
-"""PyTorch writes the largest integer for an end that is that of the dimension."""
-
 SPECIAL: Mapping[str, Callable[[Any, Node], Any]] = {
     **NEAR_ZERO,
     "angle.default": angle,
