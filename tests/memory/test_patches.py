@@ -118,6 +118,16 @@ def test_nothing_to_gain() -> None:
     assert plan_patches([], {}, {}, 1.1) == []
 
 
+@pytest.mark.parametrize(("padding", "is_cut"), [(0, True), (1, False), (9, False)])
+def test_windows_in_the_padding_alone_are_not_cut(padding: int, is_cut: bool) -> None:
+    """A row of such a window depends on no row at all: a strip would have none to begin with."""
+    nodes = two_convolutions()
+    nodes[1] = RowNode("b", (("a", RowReach(1, 1, padding)),), 32 + 2 * padding, 100, 10.0)
+    nodes[2] = replace(nodes[2], rows=16 + padding)
+    found = [plan for plan in plans(nodes, {"x": 32}, {"x": 4}) if plan.first <= 1 <= plan.last]
+    assert bool(found) is is_cut
+
+
 def test_wrong_plans_are_refused() -> None:
     nodes = two_convolutions()
     extents = {"x": 32} | {node.name: node.rows for node in nodes}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.zoo import get
 from tvm_ext.cli.memory import command
-from tvm_ext.report.memory_pareto import WAYS, ParetoPoint, draw_pareto, marked
+from tvm_ext.report.memory_pareto import LABEL_HEIGHT, WAYS, ParetoPoint, draw_pareto, label_heights, marked
 
 SMALL = st.integers(0, 6)
 
@@ -54,3 +54,18 @@ def test_a_picture_of_one_point(tmp_path: Path) -> None:
     assert (tmp_path / "one.png").stat().st_size > 1000
     with pytest.raises(Exception, match=r"\.png"):
         draw_pareto(tmp_path / "one.txt", "one", [])
+
+
+@pytest.mark.parametrize("count", [1, 2, 6])
+@pytest.mark.parametrize("spread", [0.0, 0.01, 0.3])
+def test_labels_do_not_lie_upon_each_other(count: int, spread: float) -> None:
+    places = [(0.2 + spread * (number % 2), 0.7 - 0.001 * number) for number in range(count)]
+    heights = label_heights(places)
+    for first in range(count):
+        assert places[first][1] <= heights[first] <= 1
+        for second in range(first):
+            assert abs(heights[first] - heights[second]) >= LABEL_HEIGHT * 0.999
+
+
+def test_labels_far_apart_stay_beside_their_points() -> None:
+    assert label_heights([(0.1, 0.5), (0.6, 0.5), (0.1, 0.3)]) == [0.5, 0.5, 0.3]

@@ -249,7 +249,9 @@ def lower(
 
 def memory(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     """Plan the storages of tensors."""
-    limit = [] if options.memory_limit is None else [memory_limit(int(options.memory_limit), options.patches != "off")]
+    limit = []
+    if options.memory_limit is not None:
+        limit = [memory_limit(int(options.memory_limit), options.patches != "off", options.memory == "optimal")]
     # A storage that tensors cannot begin inside of is planned by TVM, and the note in the module says so.
     plan = relax.transform.StaticPlanBlockMemory() if options.memory == "stock" else arena(backend.shares_storage)
     return [plan, *limit] if options.memory == "stock" else [plan, replaced_kernels(), *limit]

@@ -7,7 +7,9 @@ import re
 from tvm_ext.errors import OptionError
 from tvm_ext.graph.symbolic import Dim
 
-_UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1024, "MIB": 1024**2, "GIB": 1024**3}
+_UNITS = {"": 1, "B": 1} | {
+    f"{letter}{i}B": base**power for i, base in (("", 1000), ("I", 1024)) for power, letter in enumerate("KMGT", 1)
+}
 
 LARGEST_SIZE = 1 << 63
 """Bytes that TVM's integers cannot count."""

@@ -128,9 +128,7 @@ def ranges_of(
         for name, reach in node.reads:
             assert reach is not None
             begin, end = reach.rows(*needed[node.name])
-            # Of a window that lies in the padding altogether one row is kept, so that there is a tensor.
-            begin = max(0, min(begin, extents[name] - 1))
-            end = min(extents[name], max(end, begin + 1))
+            begin, end = max(0, begin), min(extents[name], end)
             known = needed.get(name, (begin, end))
             needed[name] = min(begin, known[0]), max(end, known[1])
     return needed
@@ -217,7 +215,7 @@ def plans(
             if not begin < top <= end or end - begin < 2:
                 continue
             segment = nodes[begin + 1 : end + 1]
-            if any(reach is None for node in segment for _, reach in node.reads):
+            if not all(_reads_rows(node, extents) for node in segment):
                 continue
             if any(not node.reads for node in segment):
                 continue
@@ -245,6 +243,14 @@ def plans(
                 peak = max(outside, base + _peak(segment, strips, source, row_bytes))
                 if peak < below:
                     yield PatchPlan(begin + 1, end, source, tuple(strips), peak, 1 + work / total)
+
+
+def _reads_rows(node: RowNode, extents: Mapping[str, int]) -> bool:
+    """Whether each row of a result depends on a row of each operand: a window in the padding alone has none to cut."""
+    return all(
+        reach is not None and reach.rows(0, 1)[1] > 0 and reach.rows(node.rows - 1, node.rows)[0] < extents[name]
+        for name, reach in node.reads
+    )
 
 
 def _peak(segment: Sequence[RowNode], strips: Sequence[Ranges], source: str, row_bytes: Mapping[str, int]) -> int:

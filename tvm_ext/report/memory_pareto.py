@@ -38,6 +38,13 @@ ROUNDS = 15
 """Runs of each module, in turns; the median counts."""
 
 
+LABEL_WIDTH, LABEL_HEIGHT = 0.36, 0.045
+"""Of the label of a point, as parts of the picture."""
+
+RIGHT, TOP = 1.35, 1.36
+"""Where the axes end, as multiples of the largest number, so that there is room for labels."""
+
+
 @dataclass(frozen=True)
 class ParetoPoint:
     """A way to compile a model.
@@ -128,6 +135,26 @@ def measure_pareto(
     )
 
 
+def label_heights(places: Sequence[tuple[float, float]]) -> list[float]:
+    """Give the height of the label of each point, so that no two lie upon each other.
+
+    Parameters
+    ----------
+    places : sequence of (float, float)
+        Points, as parts of the width and the height of the picture; a label begins at its point.
+    """
+    heights = [0.0] * len(places)
+    done: list[int] = []
+    for number in sorted(range(len(places)), key=lambda number: places[number][1]):
+        across, height = places[number]
+        for other in sorted(done, key=heights.__getitem__):
+            if abs(places[other][0] - across) < LABEL_WIDTH and abs(heights[other] - height) < LABEL_HEIGHT:
+                height = heights[other] + LABEL_HEIGHT
+        heights[number] = height
+        done.append(number)
+    return heights
+
+
 def draw_pareto(path: str | Path, title: str, points: Sequence[ParetoPoint]) -> None:
     """Draw the points, and a line through those that no other one beats, to a PNG or SVG file.
 
@@ -141,16 +168,27 @@ def draw_pareto(path: str | Path, title: str, points: Sequence[ParetoPoint]) -> 
     check_chart(path)
     with picture(path, (7.5, 4.6), 150, make_folders=True) as figure:
         axes = figure.add_subplot()
-        line = [(point.planned / 1e6, point.milliseconds) for point in points if point.best]
+        largest, slowest = max(point.planned for point in points), max(point.milliseconds for point in points)
+        size, unit = (1 << 20, "MiB") if largest >= 1 << 20 else (1 << 10, "KiB")
+        right, top = RIGHT * largest / size or 1.0, TOP * slowest
+        places = [(point.planned / size, point.milliseconds) for point in points]
+        line = [place for point, place in zip(points, places, strict=True) if point.best]
         axes.step(*zip(*line, strict=True), where="post", color="#1f6f8b", linewidth=1.6, zorder=2)
-        for point in points:
-            place = point.planned / 1e6, point.milliseconds
+        heights = label_heights([(across / right, up / top) for across, up in places])
+        for point, place, height in zip(points, places, heights, strict=True):
             axes.plot(*place, "o", color="#1f6f8b" if point.best else "#8c9aa5", zorder=3)
-            label = f"{point.name}: {bytes_text(point.planned)}"
-            axes.annotate(label, place, (6, 4), textcoords="offset points", fontsize=8, color="#22303a")
-        axes.set_xlim(0, 1.35 * max(point.planned for point in points) / 1e6 or 1.0)
-        axes.set_ylim(0, 1.2 * max(point.milliseconds for point in points))
-        axes.set_xlabel("planned bytes of intermediate tensors, MB", fontsize=9, color="#7a8791")
+            axes.annotate(
+                f"{point.name}: {bytes_text(point.planned)}",
+                place,
+                (place[0] + 0.015 * right, height * top),
+                fontsize=8,
+                color="#22303a",
+                va="center",
+                arrowprops={"arrowstyle": "-", "linewidth": 0.5, "color": "#c8d0d6", "relpos": (0, 0.5)},
+            )
+        axes.set_xlim(0, right)
+        axes.set_ylim(0, top)
+        axes.set_xlabel(f"planned bytes of intermediate tensors, {unit}", fontsize=9, color="#7a8791")
         axes.set_ylabel("median of a run, ms", fontsize=9, color="#7a8791")
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)

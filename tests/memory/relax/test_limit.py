@@ -22,6 +22,7 @@ from tvm_ext.graph.units import parse_bytes
         ("256KiB", 262_144),
         ("1.5MiB", 1_572_864),
         ("2GB", 2_000_000_000),
+        ("1 TiB", 1 << 40),
         (" 7 B ", 7),
     ],
 )
@@ -56,8 +57,11 @@ def test_what_is_no_size(text: str | int) -> None:
 @pytest.mark.parametrize("memory", ["stock", "arena", "optimal"])
 def test_the_message_names_the_best_reachable_peak(memory: str) -> None:
     # Two results of 1 KiB are alive at once, beside the one that is returned.
-    with pytest.raises(MemoryLimitError, match=r"limit 1,000 B: the best reachable peak is 3\.0 KiB"):
+    with pytest.raises(MemoryLimitError, match=r"limit 1,000 B: the best reachable peak is 3\.0 KiB") as error:
         tvm_ext.compile(Chain, memory=memory, memory_limit=1000)
+    assert ("memory='optimal' may need less" in str(error.value)) == (memory != "optimal")
+    assert "or raise the limit to 3072B" in str(error.value)
+    assert tvm_ext.compile(Chain, memory=memory, memory_limit="3072B")
 
 
 def test_the_message_says_that_patches_are_off() -> None:

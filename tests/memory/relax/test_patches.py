@@ -119,6 +119,28 @@ def test_channels_that_meet(size: tuple[int, int]) -> None:
     assert sum(note["operators"] for note in decided(strips)) > 10
 
 
+@pytest.mark.parametrize("padding", [3, 9])
+def test_rows_of_padding_alone(padding: int) -> None:
+    """Convolutions whose first and last rows read nothing but padding run as they did, among others in strips."""
+    rng = np.random.default_rng(padding)
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 3, 24, 16), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y: Any = x
+            for channels, taps, pad in ((16, 1, 0), (16, 1, padding), (24, 3, 1), (2, 3, padding)):
+                weight = rng.standard_normal((channels, int(y.ty.shape[1]), taps, taps)).astype("float32")
+                y = builder.emit(
+                    op.nn.conv2d(y, relax.const(weight / 4), padding=pad, strides=2 if channels == 2 else 1)
+                )
+            result = builder.emit_output(op.mean(y, axis=[2, 3]))
+        builder.emit_func_output(result)
+    mod = relax.transform.Normalize()(builder.get())
+    value = rng.standard_normal((1, 3, 24, 16)).astype("float32")
+    whole, strips = lowered(mod, patches="off"), lowered(mod, patches="always")
+    np.testing.assert_allclose(results_of(strips, [value])[0], results_of(whole, [value])[0], rtol=1e-4, atol=1e-5)
+
+
 def test_a_limit_asks_for_strips() -> None:
     """What fits is left alone; what does not runs strip by strip; and what never will is refused with the least."""
     mod, target = net((64, 64)), resolve_target(None)

@@ -94,12 +94,13 @@ def run_in_groups(
             peak = peak_of(tried)
             if peak is not None and peak <= enough:
                 divided, after, counts = tried, peak, fewer
-        return _noted(divided, global_var, blocks, counts, before, after)
+        return _noted(mod, divided, global_var, blocks, counts, before, after)
 
     return _groups
 
 
 def _noted(
+    whole: tvm.IRModule,
     divided: tvm.IRModule,
     global_var: tvm.ir.GlobalVar,
     blocks: Sequence[Block],
@@ -107,10 +108,25 @@ def _noted(
     before: int,
     after: int,
 ) -> tvm.IRModule:
-    note = {"products": sum(block.kind in counts for block in blocks), "groups": sorted(set(counts.values()))}
-    text = json.dumps(note | {"before": before, "after": after})
+    note = {
+        "products": sum(block.kind in counts for block in blocks),
+        "groups": sorted(set(counts.values())),
+        "more_calls": _products(divided[global_var]) - _products(whole[global_var]),
+        "before": before,
+        "after": after,
+    }
+    text = json.dumps(note)
     divided.update_func(global_var, divided[global_var].with_attr(GROUPS_ATTRIBUTE, text))
     return divided
+
+
+def _products(func: relax.Function) -> int:
+    return sum(_is_product(binding.value) for binding in func.body.blocks[0].bindings)
+
+
+def _is_product(value: Any) -> bool:
+    """Whether a value is a product, of constants or not."""
+    return getattr(getattr(value, "op", None), "name", "") == "relax.matmul"
 
 
 def are_free(func: relax.Function, blocks: Sequence[Block], costs: PartCosts) -> bool:
@@ -118,7 +134,7 @@ def are_free(func: relax.Function, blocks: Sequence[Block], costs: PartCosts) ->
     products = {
         binding.var: 2 * _elements(binding.var) * (static_shape(binding.value.args[0]) or (0,))[-1]
         for binding in func.body.blocks[0].bindings
-        if getattr(getattr(binding.value, "op", None), "name", "") == "relax.matmul"
+        if _is_product(binding.value)
     }
     if any(str(variable.ty.dtype) != "float32" for variable in products):
         return False  # what others cost is not known
@@ -154,7 +170,7 @@ def _halved(
     )
     if after > WORTH_IT * before:
         return mod
-    return _noted(_applied(mod, global_var, blocks, counts), global_var, blocks, counts, before, after)
+    return _noted(mod, _applied(mod, global_var, blocks, counts), global_var, blocks, counts, before, after)
 
 
 Peaks = Mapping[Any, Mapping[int, int]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -40,7 +41,7 @@ def memory_decisions(mod: tvm.IRModule) -> dict[str, dict[str, Any]]:
     return found
 
 
-def memory_limit(limit: int, in_patches: bool = True) -> tvm.transform.Pass:
+def memory_limit(limit: int, in_patches: bool = True, is_optimal: bool = True) -> tvm.transform.Pass:
     """Make the pass that refuses modules whose intermediate tensors and results take more than ``limit`` bytes.
 
     Parameters
@@ -49,13 +50,16 @@ def memory_limit(limit: int, in_patches: bool = True) -> tvm.transform.Pass:
         Bytes.
     in_patches : bool
         Whether stages were allowed to run in patches and groups; the message says so where they were not.
+    is_optimal : bool
+        Whether the order with the least peak was looked for; the message says so where it was not.
 
     Raises
     ------
     MemoryLimitError
         When the pass runs on such a module; the message names the memory it takes, and the least it could.
     """
-    allowed = "" if in_patches else "; patches='auto' may need less than 'off', for more arithmetic"
+    allowed = "" if is_optimal else "; memory='optimal' may need less"
+    allowed += "" if in_patches else "; patches='auto' may need less than 'off', for more arithmetic"
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.MemoryLimit")
     def _memory_limit(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
@@ -70,27 +74,36 @@ def memory_limit(limit: int, in_patches: bool = True) -> tvm.transform.Pass:
             raise MemoryLimitError(
                 f"memory limit {bytes_text(limit)}: the best reachable peak is {bytes_text(needed)} "
                 f"({bytes_text(taken.planned_bytes)} for intermediate tensors, {bytes_text(taken.output_bytes)} for "
-                f"results){_why(mod)}{allowed}"
+                f"results){_why(mod, needed)}{allowed}"
             )
         return mod
 
     return _memory_limit
 
 
-def _why(mod: tvm.IRModule) -> str:
+def _why(mod: tvm.IRModule, needed: int) -> str:
     decisions = [decision for decision in memory_decisions(mod).values() if "peak" in decision]
+    remedy = f"make the input smaller, or raise the limit to {needed}B"
     if not decisions:
-        return "; memory='optimal' may need less"
-    work = prod(note["arithmetic"] for decision in decisions for note in decision.get("patches", ()))
-    if work > 1:
-        return (
-            f"; that is with stages in patches, for {work:.2f} times the arithmetic; make the input smaller, or raise "
-            "the limit"
-        )
+        return f"; {remedy}"
+    costs = _costs(decisions)
+    if costs:
+        return f"; that is with {' and '.join(costs)}; {remedy}"
     if all(decision["optimal"] for decision in decisions):
-        return "; no order of these kernels needs less, so make the input smaller, or raise the limit"
+        return f"; no order of these kernels needs less, so {remedy}"
     bound = max(decision["lower_bound"] for decision in decisions)
-    return (
-        f"; no order needs less than {bytes_text(bound)} for intermediate tensors; make the input smaller, or raise "
-        "the limit"
-    )
+    return f"; no order needs less than {bytes_text(bound)} for intermediate tensors; {remedy}"
+
+
+def _costs(decisions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say what was done for less memory, and what it takes."""
+    costs = []
+    patches = [note for decision in decisions for note in decision.get("patches", ())]
+    if patches:
+        costs.append(f"stages in patches, for {prod(note['arithmetic'] for note in patches):.2f} times the arithmetic")
+    groups = [decision["groups"] for decision in decisions if "groups" in decision]
+    if groups:
+        calls = sum(note["more_calls"] for note in groups)
+        most = max(count for note in groups for count in note["groups"])
+        costs.append(f"hidden features or heads in up to {most} groups, for {calls} more calls of products")
+    return costs
