@@ -72,6 +72,21 @@ def test_pools_without_a_batch(pool: Callable[..., Any], shape: tuple[int, ...],
     check(lambda x: pool(x, size), torch.randn(shape))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.cat([torch.tensor([]), x], 1),
+        lambda x: torch.cat([torch.zeros(0), x, torch.zeros(0), x * 2], dim=-2),
+        lambda x: torch.cat([torch.zeros(0), x.long()], -1),
+        lambda x: torch.cat([torch.zeros(0), x[0, 0]]),
+        lambda x: torch.cat([torch.zeros(0), torch.zeros(0)]),
+    ],
+)
+def test_nothing_is_put_together_with_any_rank(function: Callable[..., Any]) -> None:
+    """Caches of keys and values begin so."""
+    check(function, torch.randn(2, 3, 5))
+
+
 @pytest.mark.parametrize("extent", [1, 3])
 def test_combinations(extent: int) -> None:
     """PyTorch gives their number the largest integer as its bound where a single one is there."""

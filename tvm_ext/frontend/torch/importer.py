@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import tvm
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
@@ -18,6 +19,7 @@ from tvm_ext.errors import InputError, ModelError, UnsupportedOperatorError
 from tvm_ext.frontend.index_limits import Limits, index_limits
 from tvm_ext.frontend.relax.check import error_line, origin_of, unlowered_calls
 from tvm_ext.frontend.relax.indexing import clip_indices
+from tvm_ext.frontend.torch.assertions import drop_assertions
 from tvm_ext.frontend.torch.assumptions import TRACED_FROM
 from tvm_ext.frontend.torch.attention import decomposition
 from tvm_ext.frontend.torch.complex_numbers import ComplexError, has_complex_numbers, in_real_numbers
@@ -98,6 +100,7 @@ def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
 
 def convert_core(core: torch.export.ExportedProgram, source: str, outputs: Sequence[str]) -> Converted:
     """Convert a program of core operators, with names for its outputs; see :func:`convert`."""
+    drop_assertions(core)
     _check_interface(core, source)  # only the decomposed form shows what is changed in place
     notes = tuple(_drop_constant_inputs(core))
     importer, found = _imported(core, source)
@@ -266,7 +269,7 @@ class _Importer(ExportedProgramImporter):
             except _NoStandInError:  # a node inside a branch
                 raise
             except Exception as error:  # TVM's converters use assertions and exceptions of all kinds
-                fault = self._shape_fault(node) or error_line(error)
+                fault = self._shape_fault(node) or _extent_of_values(node) or error_line(error)
             if fault:
                 self.faults[f"{label}: {fault}"] = node.name
                 result = self._stand_in(node.meta.get("val"))
@@ -297,6 +300,18 @@ class _Importer(ExportedProgramImporter):
 
 class _NoStandInError(Exception):
     """A node could not be converted, and what it gives is not known well enough to go on without it."""
+
+
+def _extent_of_values(node: torch.fx.Node) -> str | None:
+    """Say which operand is an extent that the program reads from a tensor, as ``x.split(counts.tolist())`` does."""
+    for operand in node.all_input_nodes:
+        extent = operand.meta.get("val")
+        if isinstance(extent, torch.SymInt) and free_unbacked_symbols(extent):
+            return (
+                f"its operand {operand.name!r} is an extent that depends on values; write it with shapes that do not, "
+                "all rows and a mask in place of some rows"
+            )
+    return None
 
 
 def _fault(result: Any, node: torch.fx.Node) -> str | None:

@@ -1,4 +1,4 @@
-"""Converters of what takes a tensor apart: a single piece, what a mask names, places of what is not zero."""
+"""Converters of pieces of tensors: a single one, what a mask names, places of what is not zero, those put together."""
 
 from __future__ import annotations
 
@@ -46,10 +46,23 @@ def nonzero(importer: Any, node: Node) -> Any:
     return emit(relax.op.permute_dims(places))
 
 
+def concatenate(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """Leave out ``torch.tensor([])``, which PyTorch puts together with tensors of any rank: caches begin with it."""
+    tensors, axis = node.args[0], node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    rank = node.meta["val"].dim()
+    kept = [tensor for tensor in tensors if tensor.meta["val"].dim() == rank]
+    if len(kept) == len(tensors):
+        return stock(node)
+    parts = [importer.env[tensor] for tensor in kept]
+    emit = importer.block_builder.emit
+    return parts[0] if len(parts) == 1 else emit(relax.op.concat(parts, axis))
+
+
 PIECES: Mapping[str, Callable[[Any, Node], Any]] = {"nonzero.default": nonzero}
 """By name of operator and overload."""
 
 REFINED_PIECES: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
+    "cat.default": concatenate,
     "masked_select.default": masked_select,
     "split.Tensor": split,
     "split_with_sizes.default": split,
