@@ -166,6 +166,14 @@ SLOW_CORES = PartCosts(flops=1e6, kernel_seconds=1e-6, bandwidth=1e9, near=1 << 
 """Beside whose arithmetic nothing else counts."""
 
 
+ALL_BUT_KERNELS = PartCosts(flops=1e-3, kernel_seconds=1e-9, bandwidth=1e15, near=1 << 30)
+"""Of a machine on which nothing takes time beside arithmetic."""
+
+
+def note_of(mod: tvm.IRModule) -> str:
+    return str((mod["main"].attrs or {}).get(patches.PATCHES_ATTRIBUTE, ""))
+
+
 def fewer_by_length(mod: tvm.IRModule) -> int:
     """Count less memory the more operators there are, so that every plan is taken."""
     return 10**9 // (1 + len(mod["main"].body.blocks[0].bindings))
@@ -274,3 +282,48 @@ def test_what_cannot_be_cut_stays() -> None:
     strips = lowered(mod, patches="always")
     assert not decided(strips)
     np.testing.assert_allclose(results_of(strips, [value])[0], np.maximum(value, 0).T, rtol=1e-6)
+
+
+def chain(depth: int) -> tvm.IRModule:
+    """Make convolutions of a large image, one after the other, that only strips through all of them make smaller."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 3, 2048, 2), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y: Any = x
+            for number in range(depth):
+                channels, stride = (2, 2) if number == depth - 1 else (12, 1)
+                weight = np.ones((channels, int(y.ty.shape[1]), 3, 3), "float32")
+                y = builder.emit(op.nn.conv2d(y, relax.const(weight), strides=stride, padding=1))
+            result = builder.emit_output(op.mean(y, axis=[2, 3]))
+        builder.emit_func_output(result)
+    return relax.transform.Normalize()(builder.get())
+
+
+@pytest.mark.parametrize(("depth", "are_few"), [(4, True), (6, True), (7, False), (12, False)])
+def test_strips_that_nobody_asked_for_add_few_kernels(depth: int, are_few: bool) -> None:
+    """Two strips have a kernel more for each convolution: six may be added, or a quarter of those there are."""
+    mod = chain(depth)
+    strips = run_in_patches(fewer_by_length, 1.5, costs=ALL_BUT_KERNELS)(mod)
+    assert bool(note_of(strips)) is are_few
+    assert note_of(run_in_patches(fewer_by_length, 1.5)(mod))
+
+
+@pytest.mark.parametrize(("saved", "helps"), [(1, True), (0, False)])
+def test_strips_that_nobody_asked_for_are_tried_alone(saved: int, helps: bool) -> None:
+    """The segment is lowered by itself, whole and in strips, and nothing else is; equal peaks do not help."""
+    lowered_whole: list[bool] = []
+    mod = chain(4)
+    graph = row_graph(mod["main"])
+    assert graph is not None
+    result = graph.nodes[3].nbytes
+
+    def peak_of(segment: tvm.IRModule) -> int:
+        operators = [getattr(binding.value, "op", None) for binding in segment["main"].body.blocks[0].bindings]
+        assert tvm.ir.Op.get("relax.mean") not in operators
+        lowered_whole.append(tvm.ir.Op.get("relax.concat") not in operators)
+        return 10**6 if lowered_whole[-1] else 10**6 - result - saved
+
+    strips = run_in_patches(peak_of, 1.5, costs=ALL_BUT_KERNELS)(mod)
+    assert lowered_whole == [True, False]
+    assert bool(note_of(strips)) is helps
