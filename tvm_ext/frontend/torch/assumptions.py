@@ -43,16 +43,34 @@ def assume_at_least(importer: Any, extent: Any, count: int) -> bool:
     if count > importer.relied_on:
         importer.wanted = True
         return False
-    names = {variable.name for variable in tirx.analysis.undefined_vars(extent)}
-    condition = f"{_spelled(extent)} >= {count}"
+    if not _noted(importer, f"{_spelled(extent)} >= {count}", extent):
+        return False
+    if isinstance(extent, tirx.Var):
+        importer.least[extent.name] = count
+    return True
+
+
+def assume_at_most(importer: Any, extent: Any, other: Any) -> bool:
+    """Make it a condition of the model that an extent is not larger than another one, which PyTorch demands.
+
+    Returns
+    -------
+    bool
+        Whether it is not; not known where one is computed from values.
+    """
+    if bounded(extent, other, least=importer.least).can_prove(extent <= other):
+        return True
+    return _noted(importer, f"{_spelled(extent)} <= {_spelled(other)}", extent, other)
+
+
+def _noted(importer: Any, condition: str, *extents: Any) -> bool:
+    names = {variable.name for extent in extents for variable in tirx.analysis.undefined_vars(extent)}
     try:
         if not names or names_of(condition) != names or not names <= importer.open_names:
             return False
     except ValueError:
         return False
     importer.conditions.append(condition)
-    if isinstance(extent, tirx.Var):
-        importer.least[extent.name] = count
     return True
 
 

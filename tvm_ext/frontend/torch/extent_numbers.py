@@ -14,10 +14,13 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
+import torch
+import tvm
 from torch.fx import Node
 from tvm import relax, tirx
 
 from tvm_ext.frontend.torch.arguments import extent_of, number_tensor
+from tvm_ext.frontend.torch.assumptions import bounded
 
 _LARGEST = 1 << 31
 """Numerators and denominators are smaller, so that products with extents are integers of 64 bits."""
@@ -25,7 +28,7 @@ _LARGEST = 1 << 31
 
 @dataclass(frozen=True)
 class Quotient:
-    """A positive number that is computed from extents: ``(numerator / denominator) ** power``."""
+    """A number that is computed from extents: ``(numerator / denominator) ** power``."""
 
     numerator: Any
     denominator: Any
@@ -42,6 +45,11 @@ class Quotient:
         return value if dtype == "float64" else emit(relax.op.astype(value, dtype))
 
 
+def _dtype(node: Node) -> str:
+    dtype: torch.dtype = node.meta["val"].dtype
+    return str(dtype).removeprefix("torch.")
+
+
 def _is_one(value: Any) -> bool:
     return isinstance(value, tirx.IntImm) and int(value) == 1
 
@@ -52,7 +60,7 @@ def _quotient(importer: Any, value: Any) -> Quotient:
         return found
     if isinstance(found, float):
         exact = Fraction(found)
-        if found <= 0 or max(exact.numerator, exact.denominator) >= _LARGEST:
+        if max(abs(exact.numerator), exact.denominator) >= _LARGEST:
             raise NotImplementedError(f"it computes with {found} and an extent, of which no integer can be told")
         return Quotient(tirx.const(exact.numerator, "int64"), tirx.const(exact.denominator, "int64"))
     return Quotient(extent_of(importer, value), tirx.const(1, "int64"))
@@ -105,7 +113,8 @@ def rounded(way: str, importer: Any, node: Node) -> Any:
     value = _plain(value)
     if way == "ceil":
         return -tirx.floordiv(-value.numerator, value.denominator)
-    return tirx.floordiv(value.numerator, value.denominator)
+    is_cut = way == "trunc" and not bounded(value.numerator, least=importer.least).can_prove(value.numerator >= 0)
+    return (tirx.truncdiv if is_cut else tirx.floordiv)(value.numerator, value.denominator)
 
 
 def extreme(choose: Callable[[Any, Any], Any], importer: Any, node: Node) -> Any:
@@ -126,6 +135,28 @@ def of_quotients(symbol: str, stock: Callable[[Node], Any], importer: Any, node:
     return Quotient(above, left.denominator * right.denominator)
 
 
+def filled(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """``torch.full(shape, n)``, of a number that is none of the program's."""
+    value = node.args[1]
+    held = importer.env[value] if isinstance(value, Node) else value
+    if not isinstance(held, Quotient):
+        return stock(node)
+    importer.env[value] = held.tensor(importer.block_builder.emit, _dtype(node))
+    try:
+        return stock(node)
+    finally:
+        importer.env[value] = held
+
+
+def scalar_tensor(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """``torch.tensor(n)``."""
+    held = importer.env[node.args[0]] if isinstance(node.args[0], Node) else None
+    emit, dtype = importer.block_builder.emit, _dtype(node)
+    if isinstance(held, Quotient):
+        return held.tensor(emit, dtype)
+    return number_tensor(emit, held, dtype) if held is not None and tvm.ir.is_prim_expr(held) else stock(node)
+
+
 EXTENT_NUMBERS: Mapping[str, Callable[[Any, Node], Any]] = {
     "ceil": partial(rounded, "ceil"),
     "floor": partial(rounded, "floor"),
@@ -143,7 +174,9 @@ EXTENT_NUMBERS: Mapping[str, Callable[[Any, Node], Any]] = {
 
 REFINED_EXTENT_NUMBERS: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
     "add": partial(of_quotients, "+"),
+    "full.default": filled,
     "mul": partial(of_quotients, "*"),
+    "scalar_tensor.default": scalar_tensor,
     "sub": partial(of_quotients, "-"),
 }
 """Those that leave to TVM's converter what it does right."""

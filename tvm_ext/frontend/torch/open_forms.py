@@ -13,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from tvm import relax, tirx
 
 from tvm_ext.frontend.torch.arguments import argument, extent_of, number_tensor
-from tvm_ext.frontend.torch.assumptions import assume_at_least, bounded
+from tvm_ext.frontend.torch.assumptions import assume_at_least, assume_at_most, bounded
 
 Emit = Callable[[Any], Any]
 
@@ -79,14 +79,17 @@ def slice_tensor(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any
     size = data.ty.shape[axis]
     given = argument(node, 2, "start") or 0, argument(node, 3, "end")
     fixed = isinstance(size, tirx.IntImm)
-    if (fixed and not any(isinstance(end, Node) for end in given)) or argument(node, 4, "step", 1) != 1:
+    step = argument(node, 4, "step", 1)
+    if fixed and not any(isinstance(end, Node) for end in given):
         return stock(node)
+    if step != 1:
+        return _every(stock, importer, node, step, given)
     ends = [size if end is None else extent_of(importer, end) for end in given]
     analyzer = bounded(size, *ends, least=importer.least)
     begin, end = (_place(analyzer, end, size) for end in ends)
     if begin is None or end is None or not analyzer.can_prove(begin <= end):
         if not fixed:  # torch takes open extents for 2 or more, and no run checks that
-            found = _relied_on(importer, size, ends) or _clamped(importer, size, ends)
+            found = _relied_on(importer, size, ends) or _clamped(importer, size, ends) or _inside(importer, size, ends)
             if found is None:
                 return stock(node)
             begin, end = found
@@ -187,6 +190,32 @@ def _clamped(importer: Any, size: Any, given: list[Any]) -> tuple[Any, Any] | No
         return None
     analyzer = bounded(size, least=importer.least)
     return analyzer.simplify(begin), analyzer.simplify(begin + length)
+
+
+def _inside(importer: Any, size: Any, given: list[Any]) -> tuple[Any, Any] | None:
+    """Give computed ends that lie on the axis where no extent is 0, and make that they do a condition."""
+    if importer.relied_on < 1:
+        importer.wanted = True
+        return None
+    variables = [variable.name for place in (size, *given) for variable in tirx.analysis.undefined_vars(place)]
+    analyzer = bounded(size, *given, least=dict.fromkeys(variables, 1) | importer.least)
+    begin, end = (_place(analyzer, place, size) for place in given)
+    if begin is None or end is None or not analyzer.can_prove(begin <= end):
+        return None
+    if not assume_at_most(importer, begin, end) or not assume_at_most(importer, end, size):
+        return None
+    return begin, end
+
+
+def _every(stock: Callable[[Node], Any], importer: Any, node: Node, step: int, given: tuple[Any, Any]) -> Any:
+    """``x[:, 1::2]``: begins within the first step, so that an axis that is too short has none of it."""
+    start, end = given
+    if isinstance(end, Node) or (end is not None and end < _END) or not isinstance(start, int) or not 0 <= start < step:
+        return stock(node)
+    data, axis = importer.env[node.args[0]], argument(node, 1, "dim", 0) % len(importer.env[node.args[0]].ty.shape)
+    begin, behind, steps = tirx.const(start, "int64"), data.ty.shape[axis], tirx.const(step, "int64")
+    part = relax.op.strided_slice(data, [axis], [begin], [behind], [steps], assume_inbound=True)
+    return importer.block_builder.emit(part)
 
 
 def _numbers(size: Any, given: list[Any]) -> tuple[int, int | None] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from math import floor
 from typing import Any
@@ -25,6 +26,8 @@ _LONGEST = 2**17
 """Elements of an axis up to which a whole scale has to repeat elements in float32, too."""
 
 _LARGEST_FACTOR = 8
+
+_LARGEST_DENOMINATOR = 1000
 
 
 @dataclass(frozen=True)
@@ -111,12 +114,11 @@ def _scaled(dim: Any, scale: float) -> Any:
         return floor(int(dim) * scale)
     if float(scale).is_integer():
         return dim * int(scale)
-    whole = round(1 / scale)
-    if 1 / whole != scale:
-        raise NotImplementedError(
-            f"it scales an open extent by {scale}; give the size, or scale by a whole number or its inverse"
-        )
-    return tirx.floordiv(dim, tirx.const(whole, "int64"))
+    ratio = Fraction(scale).limit_denominator(_LARGEST_DENOMINATOR)
+    extents = np.arange(_LONGEST)
+    if np.any(np.floor(extents * scale) != extents * ratio.numerator // ratio.denominator):
+        raise NotImplementedError(f"it scales an open extent by {scale}, which is no simple fraction; give the size")
+    return tirx.floordiv(dim * ratio.numerator, tirx.const(ratio.denominator, "int64"))
 
 
 def _factor(axis: Axis) -> int | None:

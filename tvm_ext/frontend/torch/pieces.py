@@ -9,16 +9,31 @@ import tvm
 from torch.fx import Node
 from tvm import relax, tirx
 
+from tvm_ext.frontend.torch.arguments import extent_of
+
 
 def split(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
     """Into a single piece, which is the tensor; TVM's operator gives it a type of its own then."""
     data, sizes, axis = importer.env[node.args[0]], node.args[1], node.args[2] if len(node.args) > 2 else 0
     if isinstance(sizes, list | tuple):
         single = len(sizes) == 1
+        if any(isinstance(size, Node) for size in sizes):
+            return _cut(importer, data, [extent_of(importer, size) for size in sizes], axis % len(data.ty.shape))
     else:
         extent = data.ty.shape[axis]
         single = isinstance(extent, tirx.IntImm) and isinstance(sizes, int) and sizes >= int(extent)
     return (data,) if single else stock(node)
+
+
+def _cut(importer: Any, data: Any, sizes: list[Any], axis: int) -> tuple[Any, ...]:
+    """Cut at extents that only a run tells; PyTorch has them add up."""
+    analyzer, begin, parts = tvm.sym.Analyzer(), tirx.const(0, "int64"), []
+    for size in sizes:
+        end = analyzer.simplify(begin + size)
+        part = relax.op.strided_slice(data, [axis], [begin], [end], [tirx.const(1, "int64")], assume_inbound=True)
+        parts.append(importer.block_builder.emit(part))
+        begin = end
+    return tuple(parts)
 
 
 def masked_select(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:

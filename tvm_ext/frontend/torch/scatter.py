@@ -20,6 +20,7 @@ from torch.fx import Node
 from tvm import relax
 
 from tvm_ext.frontend.torch.arguments import argument, counted_from_start, size_tensor, static_size
+from tvm_ext.frontend.torch.assumptions import assume_at_most
 from tvm_ext.frontend.torch.promotion import dtype_of
 
 Emit = Callable[[Any], Any]
@@ -167,16 +168,27 @@ def _by_element(
         return whole
     extents = list(index.ty.shape)
     if not _same(extents, values.ty.shape):
-        values = emit(relax.op.strided_slice(values, list(range(len(extents))), [0] * len(extents), extents))
+        inside = all(
+            [assume_at_most(importer, *pair) for pair in zip(extents, values.ty.shape, strict=True)]
+        )  # as PyTorch demands
+        axes, starts = list(range(len(extents))), [tvm.tirx.const(0, "int64")] * len(extents)
+        steps = [tvm.tirx.const(1, "int64")] * len(extents)
+        values = emit(relax.op.strided_slice(values, axes, starts, extents, steps, assume_inbound=inside))
     cut = [
         other
         for other, (short, long) in enumerate(zip(extents, data.ty.shape, strict=True))
         if other != axis and not _same([short], [long])
     ]
     rests = []
+    zero, one = (tvm.tirx.const(number, "int64") for number in (0, 1))
     for other in cut:
-        rests.append(emit(relax.op.strided_slice(data, [other], [extents[other]], [data.ty.shape[other]])))
-        data = emit(relax.op.strided_slice(data, [other], [0], [extents[other]]))
+        short, long = extents[other], data.ty.shape[other]
+        inside = assume_at_most(importer, short, long)
+        rest, data = (
+            emit(relax.op.strided_slice(data, [other], [begin], [end], [one], assume_inbound=inside))
+            for begin, end in ((short, long), (zero, short))
+        )
+        rests.append(rest)
     result = _reduced(emit, data, axis, index, values, reduce, include_self)
     for other, rest in zip(reversed(cut), reversed(rests), strict=True):
         result = emit(relax.op.concat([result, rest], other))
