@@ -78,7 +78,9 @@ def test_to_the_size_of_another_level(mode: str, corners: bool | None) -> None:
 @pytest.mark.parametrize(("mode", "corners"), WAYS)
 def test_by_a_factor(mode: str, corners: bool | None) -> None:
     for scale in (2.0, 3.0, 0.5) if mode == "bilinear" else (2.0,):
-        check(Neck(mode, corners, scale), SIZES[1:])
+        # Torch makes it a condition that two rows are left.
+        sizes = [size for size in SIZES[1:] if scale > 1 or min(size) > 12]
+        check(Neck(mode, corners, scale), sizes)
 
 
 @pytest.mark.parametrize(("mode", "corners"), WAYS)
@@ -89,13 +91,13 @@ def test_a_table_of_fixed_size(mode: str, corners: bool | None) -> None:
 @pytest.mark.parametrize("scale", [(2.0, 3.0), 0.25, 7.0])
 def test_nearest_by_factors(scale: Any) -> None:
     small = scale == 0.25
-    check(Repeated(scale), ((4, 7), (17, 31), (33, 127)) if small else SIZES, 4 if small else 1)
+    check(Repeated(scale), ((8, 9), (17, 31), (33, 127)) if small else SIZES, 4 if small else 1)
 
 
-def test_a_factor_that_is_no_whole_number_is_refused() -> None:
+def test_a_factor_that_is_no_fraction_is_refused() -> None:
     given, dynamic = (torch.randn(1, 3, 20, 28),), ({2: AUTO, 3: AUTO},)
-    program = torch.export.export(Repeated(1.3), given, dynamic_shapes=dynamic)
-    with pytest.raises(UnsupportedOperatorError, match=r"scales an open extent by 1\.3; give the size"):
+    program = torch.export.export(Repeated(1.2345678), given, dynamic_shapes=dynamic)
+    with pytest.raises(UnsupportedOperatorError, match=r"scales an open extent by 1\.2345678, which is no"):
         tvm_ext.compile(program)
 
 
