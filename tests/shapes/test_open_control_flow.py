@@ -119,3 +119,41 @@ def test_integer_products_of_open_rows() -> None:
         weight=RNG.integers(-127, 128, (33, 17)).astype("int8"), step=np.float32(0.01),
     )  # fmt: skip
     check(model, "b=1..4,s=1..70", *({"x": floats(b, s, 33)} for b, s in ((1, 1), (3, 7), (2, 31), (1, 64))))
+
+
+@pytest.mark.parametrize(("axis", "opset"), [(1, 15), (-2, 13)])
+def test_loop_that_joins_a_tensor_with_a_piece(axis: int, opset: int) -> None:
+    """As often as an extent says: the pieces are stacked, and joined behind the loop."""
+    model = graph(
+        f"""g (float[t,n,4] x) => (float[n,a,4] y, float[n,4] last) {{
+          shape = Shape (x)
+          steps = Gather (shape, zero)
+          first = Gather (x, zero)
+          e = Unsqueeze (first, one)
+          y, last = Loop (steps, go, e, first) <body = b (int64 i, bool c, float[n,p,4] s, float[n,4] h)
+            => (bool d, float[n,q,4] r, float[n,4] k)
+            {{ d = Identity (c) v = Gather (x, i) m = MatMul (h, weight) w = Add (m, v) k = Tanh (w)
+               u = Unsqueeze (k, one) r = Concat <axis = {axis}> (s, u) }}>
+        }}""",
+        opset,
+        weight=WEIGHT,
+        go=np.asarray(True),
+        zero=np.array(0),
+        one=np.array([1]),
+    )
+    check(model, "*", *({"x": floats(t, n, 4)} for t, n in ((1, 1), (2, 3), (7, 5), (33, 1), (3, 17))))
+
+
+def test_loop_that_joins_more_often_than_it_is_unrolled() -> None:
+    model = graph(
+        """g (float[n,4] x) => (float[m,4] y) {
+          y, last = Loop (many, go, x, piece) <body = b (int64 i, bool c, float[p,4] s, float[2,4] h)
+            => (bool d, float[q,4] r, float[2,4] k)
+            { d = Identity (c) m = MatMul (h, weight) k = Tanh (m) r = Concat <axis = 0> (s, k) }>
+        }""",
+        weight=WEIGHT,
+        go=np.asarray(True),
+        many=np.array(300),
+        piece=np.ones((2, 4), "float32"),
+    )
+    check(model, "n=0..9", *({"x": floats(n, 4)} for n in (0, 1, 7)))

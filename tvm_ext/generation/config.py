@@ -104,11 +104,10 @@ class DecoderConfig:
 
     def angles(self, context: int) -> np.ndarray:
         """Give the angles of ``context`` positions, float32 ``[context, head_size / 2]``."""
-        rates = self.rates
-        if rates is None:
-            powers = np.arange(0, self.head_size, 2, dtype="float32") / np.float32(self.head_size)
-            rates = np.float32(self.rotary_base) ** -powers
-        return np.arange(context, dtype="float32")[:, None] * np.asarray(rates, "float32")
+        powers = np.arange(0, self.head_size, 2, dtype="float32") / np.float32(self.head_size)
+        plain = np.float32(self.rotary_base) ** -powers
+        rates = plain if self.rates is None else np.asarray(self.rates, "float32")
+        return np.asarray(np.arange(context, dtype="float32")[:, None] * rates)
 
     def to_json(self) -> dict[str, Any]:
         """Give the fields as they are written to a file."""

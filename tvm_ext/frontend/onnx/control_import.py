@@ -127,7 +127,10 @@ class ControlFlowConverter(onnx_frontend.ONNXGraphImporter):
         if counted and not step.conditional and condition is None:
             return repeat_extent(self.bb, name, step, carried, captured, extent, self._largest(extent))
         if stacks and trips is None:
-            raise NotImplementedError("it stacks results and nothing bounds the number of its iterations beforehand")
+            raise NotImplementedError(
+                "it stacks results, or joins a tensor with a piece in every iteration, and nothing bounds the number "
+                "of its iterations beforehand"
+            )
         if not step.conditional and condition is None and trips is not None:
             exponent = min(trips.bit_length(), (BLOCK // max(1, len(body.node))).bit_length()) - 1
             block = None

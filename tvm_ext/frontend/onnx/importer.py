@@ -26,6 +26,7 @@ from tvm_ext.frontend.onnx.known_extents import KnownExtents
 from tvm_ext.frontend.onnx.model import default_opset
 from tvm_ext.frontend.onnx.operator_graph import known_constants
 from tvm_ext.frontend.onnx.ops.extents import as_tensor
+from tvm_ext.frontend.onnx.ops.positive import with_least
 from tvm_ext.frontend.onnx.prepare import PreparedModel
 from tvm_ext.frontend.onnx.support import (
     CONTROL_FLOW,
@@ -89,6 +90,7 @@ class OnnxImporter(ControlFlowConverter):
         self._checks_values = checks_values
         self._failures: list[UnsupportedNode] = []
         self._open: dict[str, Any] = {}  # variables of open dimensions
+        self._least: dict[Any, int] = {}  # their smallest values
         self._known: KnownExtents | None = None
         self.conditions: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ()
@@ -110,7 +112,7 @@ class OnnxImporter(ControlFlowConverter):
             Listing every node that cannot be converted.
         """
         model = self._prepared.skeleton
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), with_least(self._least):
             warnings.simplefilter("ignore")
             mod = self.from_onnx(model.graph, default_opset(model))
         if self._failures:
@@ -153,6 +155,7 @@ class OnnxImporter(ControlFlowConverter):
                 for dim, ends in zip(spec.shape, spec.ranges or (None,) * len(spec.shape), strict=True)
                 if isinstance(dim, str) and ends is not None
             }
+            self._least.update({self._open[dim]: ends[0] for dim, ends in limits.items() if dim in self._open})
             constants = known_constants(self._prepared.constants)
             self._known = KnownExtents(self._prepared.skeleton, constants, limits, self._open)
 

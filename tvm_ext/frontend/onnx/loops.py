@@ -8,17 +8,15 @@ sequence of nodes; so does one that changes shapes, as long as it is not too lon
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper
 
-from tvm_ext.frontend.onnx.control_flow import Folding
 from tvm_ext.frontend.onnx.infer import MalformedNodeError
 from tvm_ext.frontend.onnx.scan import OpenLengthError, scan_as_loop
-from tvm_ext.frontend.onnx.sequences import on_rows, stacking_loop
+from tvm_ext.frontend.onnx.stacked_loops import Loop, StackedLoops, truth_of
 from tvm_ext.frontend.onnx.values import (
     Scope,
     Value,
@@ -50,43 +48,7 @@ ENDLESS = 2**62
 """Iterations from which on a limit is none; exporters write the largest integer for "while"."""
 
 
-@dataclass
-class _Loop:
-    """A ``Loop`` node with what is known of its inputs.
-
-    Attributes
-    ----------
-    node : onnx.NodeProto
-    body : onnx.GraphProto
-    limit, condition : Value or None
-        Iterations at most; whether the first is computed.
-    carried : list of Value
-        What the first iteration begins with.
-    label : str
-        Words for the node.
-    """
-
-    node: onnx.NodeProto
-    body: onnx.GraphProto
-    limit: Value | None
-    condition: Value | None
-    carried: list[Value]
-    label: str
-
-    @property
-    def starts(self) -> bool | None:
-        """Whether the first condition is true; None if that is computed."""
-        return _truth(self.condition)
-
-    @property
-    def trips(self) -> int | None:
-        """The limit as a number; None if there is none or it is computed."""
-        if self.limit is None or self.limit.array is None:
-            return None
-        return max(0, int(self.limit.array.reshape(())))
-
-
-class LoopFolding(Folding):
+class LoopFolding(StackedLoops):
     """Folds ``Loop`` and ``Scan``."""
 
     def _fold_scan(self, node: onnx.NodeProto, inputs: Sequence[Value | None], scope: Scope, label: str) -> None:
@@ -120,10 +82,10 @@ class LoopFolding(Folding):
             or any(value is None for value in carried)
         ):
             raise MalformedNodeError(f"{label} has no body that fits its inputs and outputs")
-        loop = _Loop(node, body, limit, condition, [value for value in carried if value is not None], label)
+        loop = Loop(node, body, limit, condition, [value for value in carried if value is not None], label)
         if self._unroll(loop, scope, SHORT_LOOP):
             return
-        reason = self._keep_stacking(loop, scope)
+        reason = self._keep_growing(loop, scope)
         if not reason or self._unroll(loop, scope, UNROLLED_NODE_LIMIT):
             return
         left = self._emit(self._with_folded_subgraphs(node, scope, label), inputs, [], scope, label)
@@ -131,7 +93,7 @@ class LoopFolding(Folding):
 
     # ---- unrolling
 
-    def _unroll(self, loop: _Loop, scope: Scope, largest: int) -> bool:
+    def _unroll(self, loop: Loop, scope: Scope, largest: int) -> bool:
         """Replace a loop by its iterations; False if their number is not known or they are too many nodes."""
         if loop.starts is None or (loop.limit is not None and loop.limit.array is None):
             return False
@@ -153,7 +115,7 @@ class LoopFolding(Folding):
                 self._stack(name, stack, scope, loop.label)
         return True
 
-    def _iterations(self, loop: _Loop, around: Scope, largest: int) -> tuple[list[Value], list[list[Value]]] | None:
+    def _iterations(self, loop: Loop, around: Scope, largest: int) -> tuple[list[Value], list[list[Value]]] | None:
         """Fold one iteration after the other: what is carried out of the last, and the rows of the scanned results."""
         body, carried = loop.body, list(loop.carried)
         scanned: list[list[Value]] = []
@@ -170,7 +132,7 @@ class LoopFolding(Folding):
             inner.values.update({declared.name: value for declared, value in zip(body.input[2:], carried, strict=True)})
             self._fold_nodes(body, inner)
             goes_on, *results = [inner[output.name] for output in body.output]
-            truth = _truth(goes_on)
+            truth = truth_of(goes_on)
             if truth is None:
                 return None
             running = truth
@@ -198,55 +160,7 @@ class LoopFolding(Folding):
 
     # ---- keeping
 
-    def _keep_stacking(self, loop: _Loop, scope: Scope) -> str:
-        """Keep a loop; what it appends to sequences it stacks instead. Else give the reason why it cannot be kept."""
-        found = stacking_loop(loop.body, loop.carried)
-        if found is None:
-            return self._keep(loop, scope)
-        results = [*loop.node.output]
-        stacks = {index: self._untaken(f"{results[index] or 'sequence'}.rows") for index in found.sequences}
-        node = onnx.NodeProto(
-            op_type="Loop",
-            name=loop.node.name,
-            output=[*(results[index] for index in found.kept), *results[len(loop.carried) :], *stacks.values()],
-        )
-        carried = [loop.carried[index] for index in found.kept]
-        reason = self._keep(_Loop(node, found.body, loop.limit, loop.condition, carried, loop.label), scope)
-        if reason:
-            return reason
-        for index, name in stacks.items():
-            rows = scope[name]
-            scope.values[results[index]] = Value("", _sequence_type(rows), rows=rows)
-            if results[index] in scope.outputs:
-                self._emit(_split(results[index]), [rows], [_sequence_type(rows)], scope, loop.label)
-        return ""
-
-    def _untaken(self, name: str) -> str:
-        while name in self._taken:
-            name = f"{name}_"
-        return name
-
-    def _fold_on_rows(self, node: onnx.NodeProto, rows: Value, scope: Scope, label: str) -> bool:
-        """Compute what a node makes of a sequence from the rows of a tensor; False if it needs the sequence."""
-        steps = on_rows(node, rows, label)
-        if steps is None:
-            return False
-        inner = Scope(scope.nodes, set(), scope, f"{label}: ")
-        inner.values[node.input[0]] = rows
-        for step in steps:
-            self._fold_node(step, inner, label)
-        self._alias(node.output[0], inner[node.output[0]], scope, label)
-        return True
-
-    def _as_sequence(self, value: Value | None, scope: Scope, label: str) -> Value | None:
-        """Give a value in its own form: a sequence that is held as the rows of a tensor is taken apart."""
-        if value is None or value.rows is None:
-            return value
-        inner = Scope(scope.nodes, set(), scope)
-        self._emit(_split("sequence"), [value.rows], [value.type], inner, label)
-        return inner["sequence"]
-
-    def _keep(self, loop: _Loop, scope: Scope) -> str:
+    def _keep(self, loop: Loop, scope: Scope) -> str:
         """Put a loop into the graph, its body folded; else give the reason why it cannot be compiled as one."""
         unknown = next((value.name for value in loop.carried if partial_shape(value.type) is None), None)
         if unknown is not None:
@@ -275,12 +189,12 @@ class LoopFolding(Folding):
         if reason:
             return reason
         rows = made[count:]
-        trips = loop.trips if loop.starts and _truth(goes_on) else None
+        trips = loop.trips if loop.starts and truth_of(goes_on) else None
         if loop.starts is False:
             trips = 0
-        if trips is None and loop.limit is None and _truth(goes_on) and any(loop.node.output):
+        if trips is None and loop.limit is None and truth_of(goes_on) and any(loop.node.output):
             return "nothing ends it"
-        is_counted = bool(loop.starts and _truth(goes_on)) and loop.limit is not None
+        is_counted = bool(loop.starts and truth_of(goes_on)) and loop.limit is not None
         reason = "" if is_counted and loop.trips is None else _unbounded_rows(loop, rows, trips)
         if reason:
             return reason
@@ -315,7 +229,7 @@ class LoopFolding(Folding):
         self._emit(node, inputs, types, scope, loop.label)
         return ""
 
-    def _skip(self, loop: _Loop, made: Sequence[Value], scope: Scope) -> None:
+    def _skip(self, loop: Loop, made: Sequence[Value], scope: Scope) -> None:
         """Replace a loop of no iterations by what it would begin with."""
         self.unrolled += 1
         for name, value in zip(loop.node.output, loop.carried, strict=False):
@@ -325,22 +239,6 @@ class LoopFolding(Folding):
         for name, row in zip(loop.node.output[count:], made[count:], strict=True):
             dtype: Any = helper.tensor_dtype_to_np_dtype(element_type(row.type))
             self._define_constant(name, np.zeros((0, *(row.shape or ())), dtype), scope)
-
-
-def _split(name: str) -> onnx.NodeProto:
-    """Take a tensor apart into a sequence of its rows."""
-    return helper.make_node("SplitToSequence", [""], [name], axis=0, keepdims=0)
-
-
-def _sequence_type(rows: Value) -> onnx.TypeProto:
-    return helper.make_sequence_type_proto(helper.make_tensor_type_proto(element_type(rows.type), None))
-
-
-def _truth(value: Value | None) -> bool | None:
-    """Value of a condition; true where there is none, None where it is computed."""
-    if value is None:
-        return True
-    return None if value.array is None else bool(value.array.all())
 
 
 def _true_like(condition: Value | None) -> np.ndarray:
@@ -360,7 +258,7 @@ def _stacked_type(row: Value, trips: int | None) -> onnx.TypeProto | None:
     return None if dims is None else helper.make_tensor_type_proto(element_type(row.type), [trips, *dims])
 
 
-def _changed_type(loop: _Loop, made: Sequence[Value], kept: Sequence[int]) -> str:
+def _changed_type(loop: Loop, made: Sequence[Value], kept: Sequence[int]) -> str:
     """Tell which carried tensor does not keep its type, or which row has no known one; empty if all is well."""
     for index in kept:
         before, after = loop.carried[index], made[index]
@@ -399,7 +297,7 @@ def _shape_text(type_proto: onnx.TypeProto | None) -> str:
     return str(["?" if dim is None else dim for dim in dims]).replace("'?'", "?")
 
 
-def _unbounded_rows(loop: _Loop, rows: Sequence[Value], trips: int | None) -> str:
+def _unbounded_rows(loop: Loop, rows: Sequence[Value], trips: int | None) -> str:
     """Tell whether there is no memory for what a loop stacks; empty if there is."""
     if not rows or trips == 0:
         return ""

@@ -7,10 +7,15 @@ from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_ext.frontend.onnx.ops.base import Converter, Node, astype, constant, emit
+from tvm_ext.frontend.onnx.ops.positive import is_positive
+
+MOST_TERMS = 64
+"""Variables in the expressions of one shape, above which a run computes it."""
 
 MANY = 1 << 48
 """More elements than an axis can have; bounds from here on mean its end."""
@@ -168,6 +173,8 @@ def reshape_to_extents(node: Node, bb: relax.BlockBuilder, x: Any, target: Seque
     for axis, extent in enumerate(shape[: len(dims)]):
         if node.integer("allowzero", 0) or can_prove(extent != zero) or _vanishes_with(extent, dims[axis]):
             continue
+        if is_positive(extent):
+            continue
         copies = extent == zero
         if not inferred:  # an empty tensor stays empty
             copies = tirx.And(copies, _product(dims) != zero)
@@ -176,7 +183,17 @@ def reshape_to_extents(node: Node, bb: relax.BlockBuilder, x: Any, target: Seque
         node.damaged("its shape leaves two extents to be inferred")
     if inferred:
         shape[inferred[0]] = _inferred(dims, [extent for axis, extent in enumerate(shape) if axis != inferred[0]])
+    if sum(map(_terms, shape)) > MOST_TERMS:
+        # Each choice holds the ones before it; the analyzer would not come to an end after a few reshapes.
+        shape = list(extents_in(bb, as_tensor(bb, relax.ShapeExpr(shape))).values)
     return reshaped(bb, x, shape)
+
+
+def _terms(extent: Any) -> int:
+    """Count the variables in an expression, each time that they occur."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(extent, (tvm.ir.Var, found.append))
+    return len(found)
 
 
 def reshaped(bb: relax.BlockBuilder, x: Any, shape: Sequence[Any]) -> Any:

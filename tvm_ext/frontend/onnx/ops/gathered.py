@@ -28,12 +28,12 @@ class Col2Im(Converter):
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the picture."""
         x = emit(bb, inputs[0])
-        picture = listed(node, inputs[1])
-        if picture is None and is_computed_shape(inputs[1]):
-            picture = list(extents_in(bb, inputs[1]).values)
-        if picture is None:
-            picture = node.constant(inputs[1], "image_shape")
-        picture = [int(extent) if is_number(extent) else extent for extent in picture]
+        extents: Any = listed(node, inputs[1])
+        if extents is None and is_computed_shape(inputs[1]):
+            extents = extents_in(bb, inputs[1]).values
+        if extents is None:
+            extents = node.constant(inputs[1], "image_shape")
+        picture: list[Any] = [int(extent) if is_number(extent) else extent for extent in extents]
         block = [int(extent) for extent in node.constant(inputs[2], "block_shape")]
         rank = len(picture)
         ones, zeros = [1] * rank, [0] * 2 * rank
