@@ -181,6 +181,13 @@ def _export_error(
             f"{source}: the module fails on the example inputs {_describe(arguments, keywords)}: "
             f"{class_and_line(failure)}{_user_line(failure)}"
         )
+    unknown = re.search(r"(?:Found|Unsupported input type) <class '([^']+)'>", str(error))
+    if unknown:
+        return ModelError(
+            f"{source}: torch.export cannot export it, as it does not know the container {unknown[1]} that the module "
+            "takes or returns; register it (torch.utils._pytree.register_pytree_node), or take and return tensors, as "
+            "language models do without a cache (config.use_cache = False)"
+        )
     return ModelError(
         f"{source}: torch.export cannot export it: {class_and_line(error)}{_user_line(error)}; "
         "write that part in operations on tensors of fixed shape, without leaving torch"

@@ -11,7 +11,6 @@ import torch
 import tvm
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils import _pytree as pytree
 from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
@@ -23,6 +22,7 @@ from tvm_ext.frontend.torch.assertions import drop_assertions
 from tvm_ext.frontend.torch.assumptions import TRACED_FROM
 from tvm_ext.frontend.torch.attention import decomposition
 from tvm_ext.frontend.torch.complex_numbers import ComplexError, has_complex_numbers, in_real_numbers
+from tvm_ext.frontend.torch.containers import output_names, with_plain_containers
 from tvm_ext.frontend.torch.export import TORCH_FOLDER, class_and_line, quiet
 from tvm_ext.frontend.torch.extent_names import named_extents
 from tvm_ext.frontend.torch.loops import LOOPS
@@ -86,7 +86,7 @@ def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
             windows = torch.ops.aten.col2im.default
             table[windows] = fold_decomposition(table[windows])
             table.update(loop_decompositions(table))
-            core = program.run_decompositions(table)
+            core = with_plain_containers(program).run_decompositions(table)
             if has_complex_numbers(core):
                 core = in_real_numbers(core, table)
     except ComplexError as error:
@@ -131,25 +131,6 @@ def _without_bounds_of_two(mod: tvm.IRModule) -> tvm.IRModule:
     kept = {name: end for name, end in bounds.items() if int(end) > TRACED_FROM}
     mod.update_func(mod.get_global_var("main"), mod["main"].with_attr("tir_var_lower_bound", kept))
     return mod
-
-
-def output_names(program: torch.export.ExportedProgram) -> tuple[str, ...]:
-    """Name the outputs of a program by their place in what its module returns.
-
-    A lone tensor is ``output``. Otherwise: keys of dictionaries and fields of data classes as they are, positions in
-    tuples and lists as numbers, ``output_`` before a leading number, joined by underscores.
-    """
-    spec = program.call_spec.out_spec
-    leaves = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
-    names = []
-    for path, _ in pytree.tree_flatten_with_path(leaves)[0]:
-        keys = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in path]
-        name = "_".join(keys)
-        names.append(f"output_{name}" if name[:1].isdigit() else name or "output")
-    if len(set(names)) < len(names):
-        return tuple(f"output_{index}" for index in range(len(names)))
-    # A container with one tensor in it is as good as the tensor.
-    return ("output",) if names == ["output_0"] else tuple(names)
 
 
 class _Importer(ExportedProgramImporter):
