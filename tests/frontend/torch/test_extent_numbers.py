@@ -75,3 +75,24 @@ def test_groups() -> None:
         ((1, 1, 1, 1), (2, 3, 1, 2), (3, 7, 3, 7), (2, 31, 2, 17), (7, 33, 5, 31), (4, 17, 3, 9))
     ]  # fmt: skip
     check(Groups(), cases, ({0: AUTO, 1: AUTO}, {0: AUTO, 1: AUTO}))
+
+
+class Few(torch.nn.Module):
+    """As many of the largest and of the smallest as extents say, NaN first."""
+
+    def forward(self, x: Any, order: Any) -> tuple[Any, ...]:
+        n = x.shape[1]
+        largest, places = x.topk(n // 2, 1)
+        smallest, where = order.topk(torch.sym_min(5, n), 1, largest=False)
+        return largest, places, smallest, where
+
+
+def test_few_of_many() -> None:
+    def given(b: int, n: int) -> Any:
+        x = torch.randn(b, n)
+        x[:, n // 2] = math.nan
+        return x, torch.stack([torch.randperm(n) for _ in range(b)]).to(torch.int16)
+
+    # From 6 on: torch makes the number of the smallest a condition.
+    sizes = ((1, 6), (2, 7), (1, 17), (4, 31), (2, 127), (3, 9))
+    check(Few(), [given(*size) for size in sizes], ({0: AUTO, 1: AUTO}, {0: AUTO, 1: AUTO}))

@@ -18,7 +18,8 @@ from tvm import relax, te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvm_ext.frontend.torch.arguments import argument, static_size
+from tvm_ext.frontend.torch.arguments import argument, extent_of, static_size
+from tvm_ext.frontend.torch.assumptions import assume_at_most
 
 
 def extreme(search: Callable[..., Any], importer: Any, node: Node) -> Any:
@@ -105,11 +106,25 @@ def of_narrow_integers(stock: Callable[[Node], Any], importer: Any, node: Node) 
 def largest_few(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
     """``torch.topk``, sorted: what is asked for without an order may be in any."""
     given = node.args
+    if isinstance(given[1], Node):
+        return _open_few(importer, node)
     node.args = (*given[:4], True) if len(given) > 4 else given
     try:
         return of_narrow_integers(stock, importer, node)
     finally:
         node.args = given
+
+
+def _open_few(importer: Any, node: Node) -> Any:
+    """Sort all, and keep as many as an extent says."""
+    emit, data, count = importer.block_builder.emit, importer.env[node.args[0]], extent_of(importer, node.args[1])
+    axis = argument(node, 2, "dim", -1) % len(data.ty.shape)
+    inside = assume_at_most(importer, count, data.ty.shape[axis])  # as PyTorch demands
+    sorts = emit(relax.op.astype(data, "int32")) if str(data.ty.dtype) in _NARROW else data
+    order = emit(relax.op.argsort(sorts, axis, bool(argument(node, 3, "largest", True)), "int64"))
+    zero, one = tirx.const(0, "int64"), tirx.const(1, "int64")
+    order = emit(relax.op.strided_slice(order, [axis], [zero], [count], [one], assume_inbound=inside))
+    return _found(emit, data, order, axis, True)
 
 
 def _found(emit: Callable[[Any], Any], data: Any, places: Any, axis: int, keep: bool) -> Any:
