@@ -20,6 +20,7 @@ from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.compute.attention import SCORES, Step
 from tvm_ext.schedules.cpu.open_tiles import ZERO, digits, kept, product, registers, whole
+from tvm_ext.schedules.cpu.tasks import FUNCTION_OPERATIONS, WORK_ATTRIBUTE
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE
 from tvm_ext.schedules.simd.tiles import TILE_ATTRIBUTE
@@ -139,7 +140,13 @@ class _Kernel:
         outer = [product(self.batch), (self.rows + (rows_of_task - 1)) // rows_of_task]
         total = product(outer)
         groups = (self.positions + (VECTORS * lanes - 1)) // (VECTORS * lanes)
-        with T.parallel(ZERO, total) as task, T.sblock("attention"):
+        products = 2 * (self.spec.size + self.spec.columns)
+        work = product([*self.batch, self.rows, self.positions]) * (products + FUNCTION_OPERATIONS)
+        with (
+            T.attr(tirx.const(0, "int32"), WORK_ATTRIBUTE, work),
+            T.parallel(ZERO, total) as task,
+            T.sblock("attention"),
+        ):
             number = T.axis.spatial(total, task)
             self.keys = T.sblock_alloc_buffer((groups * VECTORS, whole(self.spec.size), whole(lanes)), self.dtype)
             self.values = None

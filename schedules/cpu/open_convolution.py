@@ -37,6 +37,7 @@ from tvm_ext.schedules.cpu.open_tiles import (
     whole,
     written,
 )
+from tvm_ext.schedules.cpu.tasks import MOVED_OPERATIONS, WORK_ATTRIBUTE
 from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, top_blocks
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE, new_schedule
 from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE
@@ -227,7 +228,13 @@ def open_padding(chunks: int, block: int, padding: list[int], dtype: str, machin
                     with T.serial(ZERO, whole(count), annotations={SIMD_ATTRIBUTE: machine.lanes(dtype)}) as w:
                         element(w, ZERO)
 
-            with T.sblock("root"), T.parallel(ZERO, total) as task, T.sblock("pad"):
+            work = product([total, wide[-1], whole(block)]) * MOVED_OPERATIONS
+            with (
+                T.sblock("root"),
+                T.attr(tirx.const(0, "int32"), WORK_ATTRIBUTE, work),
+                T.parallel(ZERO, total) as task,
+                T.sblock("pad"),
+            ):
                 number = T.axis.spatial(total, task)
                 n, c, *at = digits(number, outer)
                 origin = [position - first for position, first in zip(at, before[:-1], strict=True)]

@@ -11,6 +11,18 @@ from tvm.tirx import IntImm
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.knobs import TunableSchedule, divide
 
+WORK_ATTRIBUTE = "tvm_ext.work"
+"""Attribute around a parallel loop of a kernel with open extents: how many operations of vectors the kernel takes.
+
+At run time the calling thread does it alone where that is not worth a fork (see :mod:`tvm_ext.passes.small_work`).
+"""
+
+FUNCTION_OPERATIONS = 10
+"""Operations of vectors that an exponential or a division counts as."""
+
+MOVED_OPERATIONS = 40
+"""Operations of vectors that a read and a written element count as that come from memory."""
+
 EVEN_SHARES = 8
 """Tasks a core from which an uneven division costs less than an eighth."""
 

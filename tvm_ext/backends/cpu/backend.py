@@ -61,6 +61,7 @@ from tvm_ext.passes.scope_pragmas import drop_scope_pragmas
 from tvm_ext.passes.shared_kernels import legalize_once
 from tvm_ext.passes.single_precision import single_precision
 from tvm_ext.passes.slice_patterns import slice_patterns
+from tvm_ext.passes.small_work import serial_when_small, with_work
 from tvm_ext.passes.stack_buffers import stack_buffers
 from tvm_ext.passes.tile_state import tile_state
 from tvm_ext.passes.transposed_phases import transposed_phases
@@ -149,7 +150,7 @@ def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOpti
         restrict_kernels(),
         prepare_kernels(backend.rules),
         *common.schedule(backend, target, options),
-        apply_schedule_rules(backend.rules),
+        with_work(apply_schedule_rules(backend.rules)),
     ]
 
 
@@ -174,6 +175,7 @@ def _vectorize(backend: Backend, target: tvm.target.Target, options: PipelineOpt
         protect_cancellations(),
         vector_code(),
         tile_state(),
+        serial_when_small(),
         propagate_nan(),
         defined_integers(),
         element_alignment(),

@@ -1,0 +1,225 @@
+"""Runs a kernel of open extents in the calling thread where there is too little to do for several.
+
+before: ``for task in parallel(tasks(n)): ...``
+after:  ``if work(n) < enough: for task in serial(tasks(n)): ...`` and ``else: for task in parallel(tasks(n)): ...``
+
+How much there is to do is only known at run time. It is told, as a number of operations of vectors, by the extents of
+the blocks that a kernel consisted of before it was scheduled, and written around its parallel loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from math import prod
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.tirx import IntImm
+
+from tvm_ext.frontend.relax.ranges import LOWER, UPPER
+from tvm_ext.relax_utils import substitute
+from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.cpu.tasks import ROUGH, WORK_ATTRIBUTE
+from tvm_ext.schedules.kernel.blocks import is_spatial, top_blocks
+from tvm_ext.schedules.kernel.operations import operations_of
+from tvm_ext.schedules.rule import new_schedule
+
+_CALL_TIR = tvm.ir.Op.get("relax.call_tir")
+
+UNDECIDED = 4
+"""A kernel whose smallest work is less than one part in so many of what is worth a fork is written in both ways.
+
+Code that is there twice is compiled twice.
+"""
+
+
+def with_work(schedule_pass: tvm.transform.Pass) -> tvm.transform.Pass:
+    """Make a pass that schedules kernels, and notes around open parallel loops how much there is to do.
+
+    Nothing is noted where a fork pays for all extents that there may be, or nearly so.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.WithWork")
+    def _with_work(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        machine = machine_of(tvm.target.Target.current(allow_none=False))
+        scheduled = schedule_pass(mod)
+        if machine.cores == 1:
+            return scheduled
+        enough = operations_worth_a_fork(machine)
+        updated = tvm.IRModule(scheduled.functions, attrs=scheduled.attrs)
+        smallest, largest = _extents(mod, LOWER), _extents(mod, UPPER)
+        for global_var, func in scheduled.functions.items():
+            before = mod.functions.get(global_var)
+            if not isinstance(func, tirx.PrimFunc) or func.same_as(before) or not _has_open_loop(func):
+                continue
+            work = operations(before, machine)
+            if max(_numbers(work, largest.get(global_var)), default=enough) < enough:
+                updated.update_func(global_var, _changed(func, lambda loop: _with_kind(loop, tirx.ForKind.SERIAL)))
+            elif min(_numbers(work, smallest.get(global_var)), default=0) * UNDECIDED < enough:
+                updated.update_func(global_var, _changed(func, partial(_noted, work=work)))
+        return updated
+
+    return _with_work
+
+
+def operations_worth_a_fork(machine: Machine) -> int:
+    """Operations of vectors from which on a kernel is handed to several threads."""
+    return round(ROUGH * machine.forking_pays_from() * machine.flops)
+
+
+def _extents(mod: tvm.IRModule, attribute: str) -> dict[Any, list[dict[Any, Any]]]:
+    """Give the smallest or largest extents of the kernels, by variable, for each call of a kernel."""
+    found: dict[Any, list[dict[Any, Any]]] = {}
+    for function in mod.functions.values():
+        if not isinstance(function, relax.Function):
+            continue
+        bounds = {str(name): int(bound) for name, bound in ((function.attrs or {}).get(attribute) or {}).items()}
+
+        def call(node: Any, bounds: dict[str, int] = bounds) -> None:
+            callee = node.args[0] if node.op == _CALL_TIR else None
+            func = mod.functions.get(callee) if isinstance(callee, tvm.ir.GlobalVar) else None
+            if isinstance(func, tirx.PrimFunc) and isinstance(node.args[1], relax.Tuple):
+                found.setdefault(callee, []).append(_bound_extents(func, node, bounds))
+
+        tvm_ffi.structural_walk(function.body, [(tvm.ir.Call, call)])
+    return found
+
+
+def _bound_extents(func: tirx.PrimFunc, call: Any, bounds: dict[str, int]) -> dict[Any, Any]:
+    results = call.ty_args[0]
+    types = [*(item.ty for item in call.args[1].fields), *(getattr(results, "fields", None) or [results])]
+    bound: dict[Any, Any] = {}
+    for tensor, given in zip(func.params, types, strict=False):
+        if not tirx.is_buffer_var(tensor) or getattr(given, "shape", None) is None:
+            continue
+        for extent, value in zip(tensor.ty.shape, given.shape.values, strict=False):
+            if not isinstance(extent, tirx.IntImm):
+                known = {
+                    var: tirx.const(bounds[var.name], "int64") for var in _variables([value]) if var.name in bounds
+                }
+                bound[extent] = substitute(value, known)
+    return bound
+
+
+def _numbers(work: Any, calls: Iterable[dict[Any, Any]] | None) -> list[int]:
+    """Give the work of each call; nothing where that of one is not known."""
+    values = [tvm.sym.Analyzer().simplify(substitute(work, extents)) for extents in calls or ()]
+    return [int(value) for value in values] if all(isinstance(value, tirx.IntImm) for value in values) else []
+
+
+def operations(func: tirx.PrimFunc, machine: Machine) -> Any:
+    """Estimate the operations of vectors in a kernel as it is before it is scheduled: an expression of its extents.
+
+    Functions, and bytes from memory, count as the operations that a core does meanwhile.
+    """
+    schedule = new_schedule(func)
+    total = tirx.const(0, "int64")
+    for block in top_blocks(schedule):
+        functions, plain = operations_of(schedule, block)
+        # Sums of products are computed at the rate of products.
+        each = machine.operation_seconds if is_spatial(schedule, block) else 1 / machine.flops
+        seconds = functions * machine.function_seconds + plain * each
+        total = total + _product(axis.dom.extent for axis in schedule.get(block).iter_vars) * _whole(seconds, machine)
+    for tensor in filter(tirx.is_buffer_var, func.params):
+        nbytes = tvm.DataType(tensor.ty.dtype).bits / 8
+        total = total + _product(tensor.ty.shape) * _whole(nbytes / machine.stream_bandwidth, machine)
+    return tvm.sym.Analyzer().simplify(total)
+
+
+def _whole(seconds: float, machine: Machine) -> Any:
+    return tirx.const(max(1, round(seconds * machine.flops)), "int64")
+
+
+def _product(extents: Iterable[Any]) -> Any:
+    return prod((tirx.Cast("int64", extent) for extent in extents), start=tirx.const(1, "int64"))
+
+
+def _has_open_loop(func: tirx.PrimFunc) -> bool:
+    def loop(node: Any) -> Any:
+        return tvm_ffi.VisitInterrupt(True) if _is_open(node) else None
+
+    return tvm_ffi.structural_walk(func.body, [(tirx.For, loop)]) is not None
+
+
+def _is_open(node: Any) -> bool:
+    return node.kind == tirx.ForKind.PARALLEL and not isinstance(node.extent, IntImm)
+
+
+def _noted(loop: Any, work: Any) -> Any:
+    return tirx.AttrStmt(tirx.const(0, "int32"), WORK_ATTRIBUTE, work, loop)
+
+
+def _with_kind(loop: Any, kind: Any) -> Any:
+    """Give a loop another kind."""
+    return tirx.For(loop.loop_var, loop.min, loop.extent, kind, loop.body, annotations=loop.annotations)
+
+
+def _changed(func: tirx.PrimFunc, change: Callable[[Any], Any]) -> tirx.PrimFunc:
+    """Change the open parallel loops of a kernel."""
+
+    def loop(node: Any, mutator: Any) -> Any:
+        return change(node) if _is_open(node) else mutator.default_mutate(node)
+
+    return tvm_ffi.structural_mutate(func, [(tirx.For, loop)])
+
+
+def serial_when_small() -> tvm.transform.Pass:
+    """Make the pass that runs parallel loops in one thread where the noted work is not worth a fork."""
+
+    @tirx.transform.prim_func_pass(opt_level=0, name="tvm_ext.SerialWhenSmall")
+    def _rewrite(func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tirx.PrimFunc:
+        target = tvm.target.Target.current(allow_none=True)
+        if target is None or not _parallel_loops(func):
+            return func
+        machine = machine_of(target)
+        if machine.cores == 1:
+            return _replaced(func, lambda node: node.body)
+        serial = iter(_serial_loops(func))
+        enough = tirx.const(operations_worth_a_fork(machine), "int64")
+        return _replaced(func, lambda node: tirx.IfThenElse(node.value < enough, next(serial), node.body))
+
+    return _rewrite
+
+
+def _parallel_loops(func: tirx.PrimFunc) -> list[Any]:
+    """List the loops around which it is noted how much there is to do."""
+    found: list[Any] = []
+    _replaced(func, lambda node: found.append(node.body) or node)
+    return found
+
+
+def _replaced(func: tirx.PrimFunc, change: Callable[[Any], Any]) -> tirx.PrimFunc:
+    def attribute(node: Any, mutator: Any) -> Any:
+        return change(node) if node.attr_key == WORK_ATTRIBUTE else mutator.default_mutate(node)
+
+    return tvm_ffi.structural_mutate(func, [(tirx.AttrStmt, attribute)])
+
+
+def _serial_loops(func: tirx.PrimFunc) -> list[Any]:
+    """Make a serial copy of each of these loops, in which everything that it defines is defined anew."""
+    extents = [extent for tensor in filter(tirx.is_buffer_var, func.params) for extent in tensor.ty.shape]
+    outside = _variables([*extents, _replaced(func, lambda node: tirx.Evaluate(0))])
+    copy = tvm.ir.load_json(tvm.ir.save_json(func))
+    pairs = zip(_variables([func]), _variables([copy]), strict=True)
+    originals = {new: old for old, new in pairs if old in outside}
+
+    def original(var: Any, _mutator: Any) -> Any:
+        if var not in originals and tirx.is_buffer_var(var):  # its type has extents
+            originals[var] = tvm.ir.Var(var.name, tvm_ffi.structural_mutate(var.ty, [(tvm.ir.Var, original)]))
+        return originals.get(var, var)
+
+    loops = []
+    for loop in _parallel_loops(copy):
+        loops.append(tvm_ffi.structural_mutate(_with_kind(loop, tirx.ForKind.SERIAL), [(tvm.ir.Var, original)]))
+    return loops
+
+
+def _variables(nodes: Iterable[Any]) -> dict[Any, None]:
+    """List the variables of functions and expressions, each once, in the order in which they are met."""
+    found: dict[Any, None] = {}
+    for node in nodes:
+        tvm_ffi.structural_walk(node, [(tvm.ir.Var, lambda var: found.setdefault(var))])
+    return found
