@@ -13,6 +13,9 @@ from tvm import relax
 ELEMENTWISE, BROADCAST, INJECTIVE, OUT_ELEMENTWISE, OPAQUE = 0, 1, 2, 4, 8
 """Kinds of kernel as ``relax.transform.FuseOps`` reads them from the attribute ``op_pattern``."""
 
+LOWER, UPPER = "tir_var_lower_bound", "tir_var_upper_bound"
+"""Attributes of a function: bounds of symbolic variables by name, both included; TVM's memory planner reads them too."""
+
 
 def static_shape(tensor: Any) -> tuple[int, ...] | None:
     """Return the shape of an expression, or of its type, if it is a tensor with all extents known; None otherwise."""

@@ -19,8 +19,7 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.tirx import IntImm
 
-from tvm_ext.frontend.relax.ranges import LOWER, UPPER
-from tvm_ext.relax_utils import substitute
+from tvm_ext.relax_utils import LOWER, UPPER, substitute
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.tasks import ROUGH, WORK_ATTRIBUTE
 from tvm_ext.schedules.kernel.blocks import is_spatial, top_blocks
@@ -71,7 +70,7 @@ def operations_worth_a_fork(machine: Machine) -> int:
 
 
 def _extents(mod: tvm.IRModule, attribute: str) -> dict[Any, list[dict[Any, Any]]]:
-    """Give the smallest or largest extents of the kernels, by variable, for each call of a kernel."""
+    """Give the smallest or largest extents of the kernels, by variable or name, for each call of a kernel."""
     found: dict[Any, list[dict[Any, Any]]] = {}
     for function in mod.functions.values():
         if not isinstance(function, relax.Function):
@@ -91,23 +90,27 @@ def _extents(mod: tvm.IRModule, attribute: str) -> dict[Any, list[dict[Any, Any]
 def _bound_extents(func: tirx.PrimFunc, call: Any, bounds: dict[str, int]) -> dict[Any, Any]:
     results = call.ty_args[0]
     types = [*(item.ty for item in call.args[1].fields), *(getattr(results, "fields", None) or [results])]
-    bound: dict[Any, Any] = {}
-    for tensor, given in zip(func.params, types, strict=False):
-        if not tirx.is_buffer_var(tensor) or getattr(given, "shape", None) is None:
+    named = {name: tirx.const(bound, "int64") for name, bound in bounds.items()}
+    bound: dict[Any, Any] = dict(named)  # a kernel may name extents of the function that calls it
+    for tensor, given in zip(filter(tirx.is_buffer_var, func.params), types, strict=False):
+        if getattr(given, "shape", None) is None:
             continue
         for extent, value in zip(tensor.ty.shape, given.shape.values, strict=False):
-            if not isinstance(extent, tirx.IntImm):
-                known = {
-                    var: tirx.const(bounds[var.name], "int64") for var in _variables([value]) if var.name in bounds
-                }
-                bound[extent] = substitute(value, known)
+            if isinstance(extent, tvm.ir.Var):
+                bound[extent] = substitute(value, {v: named[v.name] for v in _variables([value]) if v.name in named})
     return bound
 
 
 def _numbers(work: Any, calls: Iterable[dict[Any, Any]] | None) -> list[int]:
     """Give the work of each call; nothing where that of one is not known."""
-    values = [tvm.sym.Analyzer().simplify(substitute(work, extents)) for extents in calls or ()]
-    return [int(value) for value in values] if all(isinstance(value, tirx.IntImm) for value in values) else []
+    numbers = []
+    for extents in calls or ():
+        known = {var: extents.get(var, extents.get(var.name, var)) for var in _variables([work])}
+        value = tvm.sym.Analyzer().simplify(substitute(work, known))
+        if not isinstance(value, tirx.IntImm):
+            return []
+        numbers.append(int(value))
+    return numbers
 
 
 def operations(func: tirx.PrimFunc, machine: Machine) -> Any:

@@ -14,7 +14,8 @@ from tvm import relax
 from tvm_ext.dynamic import OpenDimension
 from tvm_ext.errors import InputError, ModelError
 from tvm_ext.frontend.imported import ImportedModel
-from tvm_ext.frontend.relax.ranges import LOWER, UPPER, declared, narrowed
+from tvm_ext.frontend.relax.ranges import declared, narrowed
+from tvm_ext.relax_utils import LOWER, UPPER
 from tvm_ext.tensor_spec import TensorSpec
 
 

@@ -13,10 +13,7 @@ from tvm import tirx
 
 from tvm_ext.dynamic import ALL, OpenDimension
 from tvm_ext.errors import InputError
-from tvm_ext.relax_utils import substitute
-
-LOWER, UPPER = "tir_var_lower_bound", "tir_var_upper_bound"
-"""Attributes of a function: bounds of symbolic variables by name, both included."""
+from tvm_ext.relax_utils import LOWER, UPPER, substitute
 
 
 def with_ranges(mod: tvm.IRModule, ranges: Mapping[str, tuple[int, int | None]]) -> tvm.IRModule:
