@@ -14,7 +14,7 @@ ELEMENTWISE, BROADCAST, INJECTIVE, OUT_ELEMENTWISE, OPAQUE = 0, 1, 2, 4, 8
 """Kinds of kernel as ``relax.transform.FuseOps`` reads them from the attribute ``op_pattern``."""
 
 LOWER, UPPER = "tir_var_lower_bound", "tir_var_upper_bound"
-"""Attributes of a function: bounds of symbolic variables by name, both included; TVM's memory planner reads them too."""
+"""Attributes of a function: bounds of symbolic variables by name, both included, as TVM's memory planner reads them."""
 
 
 def static_shape(tensor: Any) -> tuple[int, ...] | None:
