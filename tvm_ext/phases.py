@@ -90,8 +90,8 @@ PHASES: tuple[Phase, ...] = (
     ),
     Phase(
         "vectorize",
-        "marked loops and transcendental functions become vector code, with masked remainders; open kernels with little "
-        "to do stay in one thread; denormal numbers are flushed, NaN stays NaN in maxima and minima (CPU)",
+        "marked loops and transcendental functions become vector code, with masked remainders; open kernels with "
+        "little to do stay in one thread; denormal numbers are flushed, NaN stays NaN in maxima and minima (CPU)",
         (
             "tvm_ext/passes/vector_code.py",
             "tvm_ext/passes/tile_state.py",
