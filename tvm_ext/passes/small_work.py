@@ -24,7 +24,7 @@ from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.tasks import ROUGH, WORK_ATTRIBUTE
 from tvm_ext.schedules.kernel.blocks import is_spatial, top_blocks
 from tvm_ext.schedules.kernel.operations import operations_of
-from tvm_ext.schedules.rule import new_schedule
+from tvm_ext.schedules.rule import RULE_ATTRIBUTE, new_schedule
 
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 
@@ -52,9 +52,11 @@ def with_work(schedule_pass: tvm.transform.Pass) -> tvm.transform.Pass:
         smallest, largest = _extents(mod, LOWER), _extents(mod, UPPER)
         for global_var, func in scheduled.functions.items():
             before = mod.functions.get(global_var)
-            if not isinstance(func, tirx.PrimFunc) or func.same_as(before) or not _has_open_loop(func):
+            if not _took(func, before) or not _has_open_loop(func):
                 continue
             work = operations(before, machine)
+            if not _is_known(func, work):
+                continue
             if max(_numbers(work, largest.get(global_var)), default=enough) < enough:
                 updated.update_func(global_var, _changed(func, lambda loop: _with_kind(loop, tirx.ForKind.SERIAL)))
             elif min(_numbers(work, smallest.get(global_var)), default=0) * UNDECIDED < enough:
@@ -62,6 +64,22 @@ def with_work(schedule_pass: tvm.transform.Pass) -> tvm.transform.Pass:
         return updated
 
     return _with_work
+
+
+def _took(func: Any, before: Any) -> bool:
+    """Whether a schedule rule took a kernel, and was the first to do so."""
+    return (
+        isinstance(func, tirx.PrimFunc)
+        and RULE_ATTRIBUTE in (func.attrs or {})
+        and isinstance(before, tirx.PrimFunc)
+        and RULE_ATTRIBUTE not in (before.attrs or {})
+    )
+
+
+def _is_known(func: tirx.PrimFunc, work: Any) -> bool:
+    """Whether an expression is made of what a kernel is given, and of no loop's variable."""
+    shapes = [extent for tensor in filter(tirx.is_buffer_var, func.params) for extent in tensor.ty.shape]
+    return _variables([work]).keys() <= _variables([*shapes, *func.params]).keys()
 
 
 def operations_worth_a_fork(machine: Machine) -> int:
