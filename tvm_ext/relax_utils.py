@@ -13,6 +13,9 @@ from tvm import relax
 ELEMENTWISE, BROADCAST, INJECTIVE, OUT_ELEMENTWISE, OPAQUE = 0, 1, 2, 4, 8
 """Kinds of kernel as ``relax.transform.FuseOps`` reads them from the attribute ``op_pattern``."""
 
+STEP_OPERATIONS = "tvm_ext.step_operations"
+"""Attribute of a kernel whose first operand has steps and sequences in front: operations of vectors for one of each."""
+
 LOWER, UPPER = "tir_var_lower_bound", "tir_var_upper_bound"
 """Attributes of a function: bounds of symbolic variables by name, both included, as TVM's memory planner reads them."""
 

@@ -27,13 +27,14 @@ TWO_CORES = {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2}
 ONE_CORE = {**TWO_CORES, "num-cores": 1}
 
 
-def count(mod: tvm.IRModule) -> tuple[int, int, int]:
+def count(mod: tvm.IRModule, any_extent: bool = False) -> tuple[int, int, int]:
     """Count parallel loops of open extents, those that are an alternative to a serial one, and notes left."""
     loops = alternatives = notes = 0
 
     def loop(node: Any) -> None:
         nonlocal loops
-        loops += node.kind == tirx.ForKind.PARALLEL and not isinstance(node.extent, tirx.IntImm)
+        is_open = any_extent or not isinstance(node.extent, tirx.IntImm)
+        loops += node.kind == tirx.ForKind.PARALLEL and is_open
 
     def branch(node: Any) -> None:
         nonlocal alternatives
@@ -93,6 +94,22 @@ def test_kernels_that_are_written_by_hand_say_their_work(name: str) -> None:
     )
     assert 0 < loops == alternatives
     assert notes == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"dynamic": "steps=1..12,n=1..4"}, (0, 0)),
+        ({"dynamic": "*"}, (1, 1)),
+        ({"input_shapes": {"x": (3, 2, 4)}}, (0, 0)),
+        ({"input_shapes": {"x": (300, 20, 4)}}, (1, 0)),
+    ],
+)
+def test_recurrent_layers_fork_for_many_steps(arguments: dict[str, Any], expected: tuple[int, int]) -> None:
+    mod = import_model(MODELS["lstm"]().model, **arguments).mod
+    found, *_ = lower(mod, tvm.target.Target(TWO_CORES), PipelineOptions(flush_denormals=False))
+    (kernel,) = [name for name in found.functions if "recurrence" in name.name_hint]
+    assert count(tvm.IRModule({kernel: found[kernel]}), any_extent=True)[:2] == expected
 
 
 def test_work_is_that_of_the_extents() -> None:

@@ -19,7 +19,7 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.tirx import IntImm
 
-from tvm_ext.relax_utils import LOWER, UPPER, substitute
+from tvm_ext.relax_utils import LOWER, STEP_OPERATIONS, UPPER, substitute
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.tasks import ROUGH, WORK_ATTRIBUTE
 from tvm_ext.schedules.kernel.blocks import is_spatial, top_blocks
@@ -52,10 +52,8 @@ def with_work(schedule_pass: tvm.transform.Pass) -> tvm.transform.Pass:
         smallest, largest = _extents(mod, LOWER), _extents(mod, UPPER)
         for global_var, func in scheduled.functions.items():
             before = mod.functions.get(global_var)
-            if not _took(func, before) or not _has_open_loop(func):
-                continue
-            work = operations(before, machine)
-            if not _is_known(func, work):
+            work = _work(func, before, machine)
+            if work is None:
                 continue
             if max(_numbers(work, largest.get(global_var)), default=enough) < enough:
                 updated.update_func(global_var, _changed(func, lambda loop: _with_kind(loop, tirx.ForKind.SERIAL)))
@@ -66,11 +64,23 @@ def with_work(schedule_pass: tvm.transform.Pass) -> tvm.transform.Pass:
     return _with_work
 
 
+def _work(func: Any, before: Any, machine: Machine) -> Any:
+    """Estimate the work of a kernel that may not be worth its fork; None for all others."""
+    if not isinstance(func, tirx.PrimFunc):
+        return None
+    if STEP_OPERATIONS in (func.attrs or {}):
+        steps, sequences, *_ = func.params[0].ty.shape
+        return _product([steps, sequences]) * tirx.const(int(func.attrs[STEP_OPERATIONS]), "int64")
+    if not _took(func, before) or not _has_open_loop(func):
+        return None
+    work = operations(before, machine)
+    return work if _is_known(func, work) else None
+
+
 def _took(func: Any, before: Any) -> bool:
     """Whether a schedule rule took a kernel, and was the first to do so."""
     return (
-        isinstance(func, tirx.PrimFunc)
-        and RULE_ATTRIBUTE in (func.attrs or {})
+        RULE_ATTRIBUTE in (func.attrs or {})
         and isinstance(before, tirx.PrimFunc)
         and RULE_ATTRIBUTE not in (before.attrs or {})
     )
@@ -179,10 +189,12 @@ def _with_kind(loop: Any, kind: Any) -> Any:
 
 
 def _changed(func: tirx.PrimFunc, change: Callable[[Any], Any]) -> tirx.PrimFunc:
-    """Change the open parallel loops of a kernel."""
+    """Change the parallel loops of a kernel whose work is not told by their extents."""
+    any_extent = STEP_OPERATIONS in (func.attrs or {})
 
     def loop(node: Any, mutator: Any) -> Any:
-        return change(node) if _is_open(node) else mutator.default_mutate(node)
+        is_meant = node.kind == tirx.ForKind.PARALLEL if any_extent else _is_open(node)
+        return change(node) if is_meant else mutator.default_mutate(node)
 
     return tvm_ffi.structural_mutate(func, [(tirx.For, loop)])
 

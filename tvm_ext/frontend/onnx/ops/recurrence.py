@@ -21,9 +21,12 @@ from tvm.script import tirx as T
 
 from tvm_ext.frontend.index_limits import OPERAND_LIMITS
 from tvm_ext.frontend.onnx.ops.activations import Activation
+from tvm_ext.relax_utils import STEP_OPERATIONS
 
 LANES = 16
 BATCH_TILE = 2
+FUNCTION_OPERATIONS = 10  # that a sigmoid or a hyperbolic tangent counts as
+WAITING = 4  # times as long as independent operations take those that each wait for the one before
 _LENGTHS = 6  # among the operands
 _LONGEST = 2**31 - 1  # of a sequence of open length; the loop ends where the steps do
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -381,4 +384,6 @@ def recurrence_function(layer: Recurrence, same_hidden: bool = False, same_cell:
                     last_cell[d, row(v, i), j] = down(unless_ended(0, length[i], cell[i, j]))
 
     limits = [[_LENGTHS, 0, steps if isinstance(steps, int) else _LONGEST]] if layer.ragged else []
-    return recurrence.with_attr(OPERAND_LIMITS, limits) if limits else recurrence
+    operations = directions * gates * width * (2 * hidden + FUNCTION_OPERATIONS)
+    kernel = recurrence.with_attr(STEP_OPERATIONS, operations * WAITING)
+    return kernel.with_attr(OPERAND_LIMITS, limits) if limits else kernel
