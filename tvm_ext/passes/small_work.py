@@ -220,7 +220,12 @@ def serial_when_small() -> tvm.transform.Pass:
 def _parallel_loops(func: tirx.PrimFunc) -> list[Any]:
     """List the loops around which it is noted how much there is to do."""
     found: list[Any] = []
-    _replaced(func, lambda node: found.append(node.body) or node)
+
+    def attribute(node: Any) -> None:
+        if node.attr_key == WORK_ATTRIBUTE:
+            found.append(node.body)
+
+    tvm_ffi.structural_walk(func.body, [(tirx.AttrStmt, attribute)])
     return found
 
 
