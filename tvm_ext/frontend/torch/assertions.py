@@ -1,4 +1,4 @@
-"""Assertions on values: compiled models make none, so that what is computed only for them is no part of the model.
+"""Assertions on numbers that are computed of values: compiled models make none, nor what is computed only for them.
 
 before: ``check = (sizes.sum() == 84).item(); torch._check(check); y = x + 1``
 after:  ``y = x + 1``
@@ -9,15 +9,11 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule
 
-_ASSERTIONS = (
-    torch.ops.aten._assert_scalar.default,
-    torch.ops.aten._assert_async.default,
-    torch.ops.aten._assert_async.msg,
-)
+_ASSERTIONS = (torch.ops.aten._assert_scalar.default,)
 
 
 def drop_assertions(program: torch.export.ExportedProgram) -> None:
-    """Take assertions on values and what only they use out of a program and the branches in it."""
+    """Take assertions on numbers and what only they use out of a program and the branches in it."""
     for module in program.graph_module.modules():
         if not isinstance(module, GraphModule):
             continue

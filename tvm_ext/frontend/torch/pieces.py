@@ -26,8 +26,12 @@ def split(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
 
 
 def _cut(importer: Any, data: Any, sizes: list[Any], axis: int) -> tuple[Any, ...]:
-    """Cut at extents that only a run tells; PyTorch has them add up."""
+    """Cut at extents that only a run tells; they have to add up, which a run checks where it is not known."""
     analyzer, begin, parts = tvm.sym.Analyzer(), tirx.const(0, "int64"), []
+    total = analyzer.simplify(sum(sizes, begin))
+    if not analyzer.can_prove_equal(total, data.ty.shape[axis]):
+        shape = [*data.ty.shape[:axis], total, *data.ty.shape[axis + 1 :]]
+        data = importer.block_builder.match_cast(data, relax.TensorType(shape, data.ty.dtype))
     for size in sizes:
         end = analyzer.simplify(begin + size)
         part = relax.op.strided_slice(data, [axis], [begin], [end], [tirx.const(1, "int64")], assume_inbound=True)
