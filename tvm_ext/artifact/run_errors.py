@@ -7,7 +7,7 @@ import re
 from tvm_ext.artifact.device_errors import device_error
 from tvm_ext.errors import CompileError, InputError, TvmExtError, first_line
 
-_MISMATCH = re.compile(r"\((\d+) vs\. (\d+)\) : ErrorContext\(match_cast,.*shape\[(\d+)\] mismatch")
+_MISMATCH = re.compile(r"\((-?\d+) vs\. (-?\d+)\) : ErrorContext\(match_cast,.*shape\[(\d+)\] mismatch")
 """What the virtual machine says where an extent that was computed differs from the tensor that it is of."""
 
 _NOT_ALLOCATED = re.compile(r"std::bad_alloc|negative dimensions are not allowed")

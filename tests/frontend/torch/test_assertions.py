@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402 - needs torch
 
+import tvm_ext  # noqa: E402
 from tests.frontend.compiled import Compiled, assert_same  # noqa: E402
-from tvm_ext.errors import UnsupportedOperatorError  # noqa: E402
+from tvm_ext.errors import InputError, UnsupportedOperatorError  # noqa: E402
 from tvm_ext.frontend.torch.model import import_torch  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -29,11 +31,48 @@ def test_assertions_on_values_are_no_part_of_it() -> None:
     assert_same(compiled(*operands), Checked()(*operands))
 
 
-def test_extent_that_depends_on_values_is_named() -> None:
-    class Groups(nn.Module):
-        def forward(self, x: Any, counts: Any) -> Any:
-            return torch.cat([part * 2 for part in x.split(counts.tolist())])
+class Groups(nn.Module):
+    def forward(self, x: Any, counts: Any) -> Any:
+        return torch.cat([part * 2 for part in x.split(counts.tolist())][::-1])
 
-    message = r"aten\.split_with_sizes.*, line \d+\): its operand '[a-z_]+' is an extent that depends on values; write"
+
+def test_lengths_of_a_split_that_are_values_have_to_add_up() -> None:
+    x = torch.randn(5, 3)
+    model = tvm_ext.compile(Groups(), example_inputs=(x, torch.tensor([2, 3])))
+    for counts in ([2, 3], [0, 5], [4, 1]):
+        assert_same(list(model.run([x.numpy(), np.array(counts)]).values()), Groups()(x, torch.tensor(counts)))
+    for counts in ([3, 3], [1, 1], [2**62, 5], [-2, -3]):
+        with pytest.raises(InputError, match=r"has 5 elements along axis 0 where others make it"):
+            model.run([x.numpy(), np.array(counts)])
+
+
+class Window(nn.Module):
+    def forward(self, x: Any, place: Any) -> Any:
+        begin = place.item()
+        torch._check(begin >= 0)
+        torch._check(begin + 2 <= x.shape[0])
+        return x[:begin], x.narrow(0, begin, 2) * 2
+
+
+def test_parts_at_places_that_are_values_end_where_the_tensor_does() -> None:
+    x = torch.randn(5, 3)
+    model = tvm_ext.compile(Window(), example_inputs=(x, torch.tensor(2)))
+    for place in (1, 2, 3):
+        assert_same(list(model.run([x.numpy(), np.array(place)]).values()), Window()(x, torch.tensor(place)))
+    for place, rows in ((4, (4, 1)), (50, (5, 0)), (-1, (0, 1))):  # the program forbids these
+        assert tuple(len(part) for part in model.run([x.numpy(), np.array(place)]).values()) == rows
+
+
+def test_an_extent_that_depends_on_values_is_named() -> None:
+    class Written(nn.Module):
+        def forward(self, x: Any, place: Any) -> Any:
+            begin = place.item()
+            torch._check(begin >= 0)
+            torch._check(begin <= 3)
+            y = x.clone()
+            y[begin : begin + 2] = 1.0
+            return y
+
+    message = r"aten\.slice_scatter.*, line \d+\): its operand '[a-z_]+' is an extent that depends on values; write"
     with pytest.raises(UnsupportedOperatorError, match=message):
-        import_torch(Groups(), (torch.ones(5, 3), torch.tensor([2, 3])))
+        import_torch(Written(), (torch.ones(5, 3), torch.tensor(2)))

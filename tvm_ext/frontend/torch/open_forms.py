@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 import tvm
 import tvm_ffi
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 from tvm import relax, tirx
 
 from tvm_ext.frontend.torch.arguments import argument, extent_of, number_tensor
@@ -85,6 +86,8 @@ def slice_tensor(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any
     if step != 1:
         return _every(stock, importer, node, step, given)
     ends = [size if end is None else extent_of(importer, end) for end in given]
+    if any(map(_is_value, given)):
+        return _inner_part(importer, data, axis, ends)
     analyzer = bounded(size, *ends, least=importer.least)
     begin, end = (_place(analyzer, end, size) for end in ends)
     if begin is None or end is None or not analyzer.can_prove(begin <= end):
@@ -103,10 +106,28 @@ def slice_tensor(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any
     return importer.block_builder.emit(part)
 
 
+def _is_value(place: Any) -> bool:
+    """Whether a place is a number that is computed of values, as ``x.item()`` is."""
+    number = place.meta.get("val") if isinstance(place, Node) else None
+    return isinstance(number, torch.SymInt) and bool(free_unbacked_symbols(number))
+
+
+def _inner_part(importer: Any, data: Any, axis: int, ends: list[Any]) -> Any:
+    """Cut out what lies inside of the tensor: the program asserts that all of it does, and no run checks that."""
+    size = data.ty.shape[axis]
+    low = tirx.max(tirx.min(ends[0], size), 0)
+    high = tirx.max(tirx.min(ends[1], size), low)
+    one = [tirx.const(1, "int64")]
+    part = relax.op.strided_slice(data, [axis], [low], [high], one, assume_inbound=True)
+    return importer.block_builder.emit(part)
+
+
 def slice_scatter(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
     """``x.slice_scatter(y, axis, a, b, step)`` of open extents, which ``x[:, a:b] = y`` becomes."""
     data, part = importer.env[node.args[0]], importer.env[node.args[1]]
     start, end = argument(node, 3, "start") or 0, argument(node, 4, "end")
+    if _is_value(start) or _is_value(end):
+        raise NotImplementedError("where it writes depends on values, and nothing checks that this is inside")
     extents = [*data.ty.shape, *part.ty.shape]
     if all(isinstance(extent, tirx.IntImm) for extent in extents) and not any(
         isinstance(place, Node) for place in (start, end)

@@ -30,7 +30,8 @@ def _cut(importer: Any, data: Any, sizes: list[Any], axis: int) -> tuple[Any, ..
     analyzer, begin, parts = tvm.sym.Analyzer(), tirx.const(0, "int64"), []
     total = analyzer.simplify(sum(sizes, begin))
     if not analyzer.can_prove_equal(total, data.ty.shape[axis]):
-        shape = [*data.ty.shape[:axis], total, *data.ty.shape[axis + 1 :]]
+        shape = list(data.ty.shape)
+        shape[axis] = total
         data = importer.block_builder.match_cast(data, relax.TensorType(shape, data.ty.dtype))
     for size in sizes:
         end = analyzer.simplify(begin + size)
