@@ -13,6 +13,9 @@ from tvm import relax
 ELEMENTWISE, BROADCAST, INJECTIVE, OUT_ELEMENTWISE, OPAQUE = 0, 1, 2, 4, 8
 """Kinds of kernel as ``relax.transform.FuseOps`` reads them from the attribute ``op_pattern``."""
 
+FUNCTION_OPERATIONS = 10
+"""Operations of vectors that an exponential, a hyperbolic tangent or a division counts as."""
+
 STEP_OPERATIONS = "tvm_ext.step_operations"
 """Attribute of a kernel whose first operand has steps and sequences in front: operations of vectors for one of each."""
 

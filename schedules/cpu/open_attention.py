@@ -18,9 +18,10 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 from tvm.tirx import PrimFunc
 
+from tvm_ext.relax_utils import FUNCTION_OPERATIONS
 from tvm_ext.schedules.compute.attention import SCORES, Step
 from tvm_ext.schedules.cpu.open_tiles import ZERO, digits, kept, product, registers, whole
-from tvm_ext.schedules.cpu.tasks import FUNCTION_OPERATIONS, WORK_ATTRIBUTE
+from tvm_ext.schedules.cpu.tasks import WORK_ATTRIBUTE
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE
 from tvm_ext.schedules.simd.tiles import TILE_ATTRIBUTE

@@ -37,7 +37,7 @@ from tvm_ext.schedules.cpu.open_tiles import (
     whole,
     written,
 )
-from tvm_ext.schedules.cpu.tasks import MOVED_OPERATIONS, WORK_ATTRIBUTE
+from tvm_ext.schedules.cpu.tasks import WORK_ATTRIBUTE
 from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, top_blocks
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE, new_schedule
 from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE
@@ -228,7 +228,8 @@ def open_padding(chunks: int, block: int, padding: list[int], dtype: str, machin
                     with T.serial(ZERO, whole(count), annotations={SIMD_ATTRIBUTE: machine.lanes(dtype)}) as w:
                         element(w, ZERO)
 
-            work = product([total, wide[-1], whole(block)]) * MOVED_OPERATIONS
+            seconds = 2 * tvm.DataType(dtype).bits / 8 / machine.stream_bandwidth  # an element read and written
+            work = product([total, wide[-1], whole(block)]) * max(1, round(seconds * machine.flops))
             with (
                 T.sblock("root"),
                 T.attr(tirx.const(0, "int32"), WORK_ATTRIBUTE, work),

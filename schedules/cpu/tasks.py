@@ -17,12 +17,6 @@ WORK_ATTRIBUTE = "tvm_ext.work"
 At run time the calling thread does it alone where that is not worth a fork (see :mod:`tvm_ext.passes.small_work`).
 """
 
-FUNCTION_OPERATIONS = 10
-"""Operations of vectors that an exponential or a division counts as."""
-
-MOVED_OPERATIONS = 40
-"""Operations of vectors that a read and a written element count as that come from memory."""
-
 EVEN_SHARES = 8
 """Tasks a core from which an uneven division costs less than an eighth."""
 

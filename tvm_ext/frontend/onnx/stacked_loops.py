@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,13 +65,7 @@ class StackedLoops(Folding):
             return self._keep_stacking(loop, scope)
         results = [*loop.node.output]
         stacks = {index: self._untaken(f"{results[index] or 'grown'}.pieces") for index in found.axes}
-        node = onnx.NodeProto(
-            op_type="Loop",
-            name=loop.node.name,
-            output=[*(results[index] for index in found.kept), *results[len(loop.carried) :], *stacks.values()],
-        )
-        carried = [loop.carried[index] for index in found.kept]
-        if self._keep_stacking(Loop(node, found.body, loop.limit, loop.condition, carried, loop.label), scope):
+        if self._keep_stacking(_with_stacks(loop, found.body, found.kept, stacks.values()), scope):
             return self._keep_stacking(loop, scope)  # for a reason that speaks of what the model says
         for index, name in stacks.items():
             inner = Scope(scope.nodes, set(), scope, f"{loop.label}: ")
@@ -94,13 +89,7 @@ class StackedLoops(Folding):
             return self._keep(loop, scope)
         results = [*loop.node.output]
         stacks = {index: self._untaken(f"{results[index] or 'sequence'}.rows") for index in found.sequences}
-        node = onnx.NodeProto(
-            op_type="Loop",
-            name=loop.node.name,
-            output=[*(results[index] for index in found.kept), *results[len(loop.carried) :], *stacks.values()],
-        )
-        carried = [loop.carried[index] for index in found.kept]
-        reason = self._keep(Loop(node, found.body, loop.limit, loop.condition, carried, loop.label), scope)
+        reason = self._keep(_with_stacks(loop, found.body, found.kept, stacks.values()), scope)
         if reason:
             return reason
         for index, name in stacks.items():
@@ -134,6 +123,18 @@ class StackedLoops(Folding):
         inner = Scope(scope.nodes, set(), scope)
         self._emit(_split("sequence"), [value.rows], [value.type], inner, label)
         return inner["sequence"]
+
+
+def _with_stacks(loop: Loop, body: onnx.GraphProto, kept: Sequence[int], stacks: Iterable[str]) -> Loop:
+    """Give the loop with another body, which carries some of the values and stacks others as results of these names."""
+    results = [*loop.node.output]
+    node = onnx.NodeProto(
+        op_type="Loop",
+        name=loop.node.name,
+        output=[*(results[index] for index in kept), *results[len(loop.carried) :], *stacks],
+    )
+    carried = [loop.carried[index] for index in kept]
+    return Loop(node, body, loop.limit, loop.condition, carried, loop.label)
 
 
 def _split(name: str) -> onnx.NodeProto:

@@ -21,11 +21,10 @@ from tvm.script import tirx as T
 
 from tvm_ext.frontend.index_limits import OPERAND_LIMITS
 from tvm_ext.frontend.onnx.ops.activations import Activation
-from tvm_ext.relax_utils import STEP_OPERATIONS
+from tvm_ext.relax_utils import FUNCTION_OPERATIONS, STEP_OPERATIONS
 
 LANES = 16
 BATCH_TILE = 2
-FUNCTION_OPERATIONS = 10  # that a sigmoid or a hyperbolic tangent counts as
 WAITING = 4  # times as long as independent operations take those that each wait for the one before
 _LENGTHS = 6  # among the operands
 _LONGEST = 2**31 - 1  # of a sequence of open length; the loop ends where the steps do
