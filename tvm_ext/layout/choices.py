@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tvm_ext.errors import OutputError, TuningError
@@ -39,12 +39,16 @@ class Offer:
         What the machine model chooses.
     work : int
         Multiply-adds of all operators of this key together; 0 where that says nothing.
+    seconds : tuple of float
+        What the machine model expects each option to take, of all operators of this key together; empty where it
+        expects nothing.
     """
 
     key: str
     options: tuple[str, ...]
     default: str
     work: int = 0
+    seconds: tuple[float, ...] = ()
 
 
 @dataclass
@@ -62,11 +66,14 @@ class Choices:
     chosen: Mapping[str, str] = field(default_factory=dict)
     offers: dict[str, Offer] = field(default_factory=dict)
 
-    def decide(self, key: str, options: Sequence[str], default: str, work: int = 0) -> str:
+    def decide(
+        self, key: str, options: Sequence[str], default: str, work: int = 0, seconds: Sequence[float] = ()
+    ) -> str:
         """Choose one of the options: what was found better, or else the default."""
+        offer = Offer(key, tuple(options), default, work, tuple(seconds))
         known = self.offers.get(key)
         if len(options) > 1:
-            self.offers[key] = Offer(key, tuple(options), default, work + (known.work if known else 0))
+            self.offers[key] = offer if known is None else _together(known, offer)
         wanted = self.chosen.get(key, default)
         return wanted if wanted in options else default
 
@@ -74,6 +81,13 @@ class Choices:
     def of(cls, work_dir: str | Path | None) -> Choices:
         """Read what was chosen from the folder of a tuning database; nothing where there is none."""
         return cls() if work_dir is None else cls(read_choices(Path(work_dir)))
+
+
+def _together(known: Offer, offer: Offer) -> Offer:
+    """Add up the work of two operators of the same key; where their options differ, no seconds are expected."""
+    same = known.options == offer.options and len(known.seconds) == len(offer.seconds)
+    seconds = tuple(one + other for one, other in zip(known.seconds, offer.seconds, strict=True)) if same else ()
+    return replace(offer, work=known.work + offer.work, seconds=seconds)
 
 
 def read_choices(folder: Path) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+from tvm_ext.layout.block_selection import convolution_seconds
 from tvm_ext.layout.choices import Choices
 from tvm_ext.layout.convolution_plan import (
     ConvolutionPlan,
@@ -90,7 +91,9 @@ def choose_convolution(
     if not plans:
         return None
     work = shape.batch * shape.out_channels * prod(shape.results) * shape.in_channels // shape.groups
-    return plans[choices.decide(convolution_key(shape), list(plans), next(iter(plans)), work * prod(shape.kernel))]
+    work *= prod(shape.kernel)
+    seconds = [convolution_seconds(plan, shape, machine) for plan in plans.values()] if len(plans) > 1 else []
+    return plans[choices.decide(convolution_key(shape), list(plans), next(iter(plans)), work, seconds)]
 
 
 def convolution_key(shape: ConvolutionShape) -> str:

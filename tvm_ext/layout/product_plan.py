@@ -17,7 +17,7 @@ from tvm_ext.layout.choices import Choices
 from tvm_ext.schedules.compute.bfloat16 import PAIR
 from tvm_ext.schedules.compute.matmul import MatmulShape, round_up, row_stride, uniform_rows
 from tvm_ext.schedules.cpu.machine import Machine
-from tvm_ext.schedules.cpu.matmul import register_tile, register_tiles
+from tvm_ext.schedules.cpu.matmul import register_tile, register_tiles, tile_cost
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,13 @@ def choose_product(
     key = f"product {'x'.join(map(str, shape.out[:-1]))}x{shape.reduction} by {shape.columns}, {dtype}"
     names = {f"{tile[0]}x{tile[1]}": tile for tile in sorted(tiles)}
     work = prod(shape.out) * shape.reduction
-    tile = names[choices.decide(key, list(names), f"{best[0]}x{best[1]}", work)]
+    seconds = [
+        work / max(1, rows * shape.columns * shape.reduction)  # products side by side
+        * reduction * tile_cost(rows, chunks, reduction, tile, machine)
+        / machine.slots(machine.cores if machine.divides(2 * work) else 1)
+        for tile in names.values()
+    ]  # fmt: skip
+    tile = names[choices.decide(key, list(names), f"{best[0]}x{best[1]}", work, seconds)]
     return _with_tile(tile, shape, data_axes, dtype, machine, bfloat16)
 
 

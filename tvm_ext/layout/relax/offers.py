@@ -18,7 +18,7 @@ def with_offers(mod: tvm.IRModule, choices: Choices) -> tvm.IRModule:
     if not choices.offers:
         return mod
     found = {offer.key: offer for offer in (*offers_of(mod), *choices.offers.values())}
-    rows = [[offer.key, list(offer.options), offer.default, offer.work] for offer in found.values()]
+    rows = [[offer.key, offer.options, offer.default, offer.work, offer.seconds] for offer in found.values()]
     return mod.with_attr(OFFERS_ATTRIBUTE, json.dumps(rows))
 
 
@@ -27,4 +27,6 @@ def offers_of(mod: tvm.IRModule) -> tuple[Offer, ...]:
     if not mod.attrs or OFFERS_ATTRIBUTE not in mod.attrs:
         return ()
     rows: list[Any] = json.loads(str(mod.attrs[OFFERS_ATTRIBUTE]))
-    return tuple(Offer(key, tuple(options), default, int(work)) for key, options, default, work in rows)
+    return tuple(
+        Offer(key, tuple(options), default, int(work), tuple(seconds)) for key, options, default, work, seconds in rows
+    )
