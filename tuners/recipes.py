@@ -260,7 +260,9 @@ class PretrainedRecipe(Recipe):
         try:
             if self.fault:
                 raise TuningError(self.fault)
-            model = PretrainedModel(trained=(self.artefact or shipped()).of(space), costs=costs)
+            trained = (self.artefact or shipped()).of(space)
+            model = PretrainedModel(trained=trained, costs=costs)
+            trained.check_width(model.features(space, space.vectors([0])).shape[1])
             remarks = []
         except TuningError as error:
             model = PretrainedModel(costs=costs)

@@ -130,18 +130,17 @@ def _by_halves(matrix: Matrix, elements: Sequence[Expr]) -> list[Expr]:
 
     Nothing where there are no such rows.
     """
-    sums: list[Expr | None] = [None] * len(matrix)
-    for first, second in zip(range(len(matrix)), range(1, len(matrix)), strict=False):
-        turned = tuple(-value if index % 2 else value for index, value in enumerate(matrix[second]))
-        if sums[first] is None and matrix[first] == turned != matrix[second]:
-            parts = [
-                weighted_sum([value * (index % 2 == odd) for index, value in enumerate(matrix[first])], elements.__getitem__)
-                for odd in (False, True)
-            ]
-            sums[first], sums[second] = parts[0] + parts[1], parts[0] - parts[1]
-    if all(value is None for value in sums):
-        return []
-    return [weighted_sum(row, elements.__getitem__) if value is None else value for row, value in zip(matrix, sums, strict=True)]
+    sums: dict[int, Expr] = {}
+    for first, row in enumerate(matrix[:-1]):
+        turned = tuple(-value if index % 2 else value for index, value in enumerate(matrix[first + 1]))
+        if first not in sums and row == turned != matrix[first + 1]:
+            even, odd = (
+                weighted_sum([value * (index % 2 == rest) for index, value in enumerate(row)], elements.__getitem__)
+                for rest in (0, 1)
+            )
+            sums[first], sums[first + 1] = even + odd, even - odd
+    rest = {index: weighted_sum(row, elements.__getitem__) for index, row in enumerate(matrix) if index not in sums}
+    return [(sums | rest)[index] for index in range(len(matrix))] if sums else []
 
 
 def _by_pairs(matrix: Matrix, elements: Sequence[Expr]) -> list[Expr]:

@@ -18,7 +18,7 @@ from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.database.folders import open_database
 from tvm_ext.errors import TuningError
 from tvm_ext.layout.choices import CHOICES, Choices, read_choices, write_choices
-from tvm_ext.layout.convolution_choices import convolution_key, convolution_plans, plan_name
+from tvm_ext.layout.convolution_choices import choose_convolution, convolution_key, convolution_plans, plan_name
 from tvm_ext.layout.convolution_plan import ConvolutionShape, plan_convolution
 from tvm_ext.layout.product_plan import choose_product, plan_product
 from tvm_ext.layout.relax.offers import offers_of, with_offers
@@ -149,7 +149,35 @@ def test_offers_are_noted_in_the_module() -> None:
     mod = with_offers(tvm.IRModule(), choices)
     (offer,) = offers_of(mod)
     assert (offer.key, offer.options, offer.default, offer.work) == ("key", ("a", "b"), "a", 7)
+    assert offer.seconds == ()
     assert offers_of(with_offers(mod, Choices())) == (offer,)
+
+
+def test_what_options_are_expected_to_take_is_added_up() -> None:
+    choices = Choices()
+    choices.decide("key", ["a", "b"], "a", 3, [1.0, 2.0])
+    choices.decide("key", ["a", "b"], "a", 3, [1.0, 2.5])
+    (offer,) = offers_of(with_offers(tvm.IRModule(), choices))
+    assert offer.seconds == (2.0, 4.5)
+    choices.decide("key", ["a", "c"], "a", 3, [1.0, 2.0])  # of other options, such as those of a graph in blocks
+    assert choices.offers["key"].options == ("a", "c")
+    assert choices.offers["key"].work == 9
+    assert choices.offers["key"].seconds == ()
+
+
+def test_six_outputs_are_among_the_ways_of_large_images_and_not_the_default() -> None:
+    machine = next(machine for machine in MACHINES if machine.isa == "avx512")
+    shape = ConvolutionShape(1, 128, 128, 1, (108, 108), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1))
+    choices = Choices()
+    choose_convolution(choices, shape, machine, 0, True, False)
+    (offer,) = choices.offers.values()
+    seconds = dict(zip(offer.options, offer.seconds, strict=True))
+    assert offer.default.startswith("winograd 4")
+    assert min(seconds, key=seconds.__getitem__).startswith("winograd 6")
+    plan = choose_convolution(Choices({offer.key: "winograd 6 in strips"}), shape, machine, 0, True, False)
+    assert plan is not None
+    assert plan.winograd is not None
+    assert plan.winograd.outputs == 6
 
 
 def test_keys_tell_convolutions_apart() -> None:

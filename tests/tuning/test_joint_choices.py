@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from math import inf
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from tvm import relax
 from tests.schedules.kernels import graph
 from tvm_ext.layout.choices import Offer
 from tvm_ext.layout.relax.neighbours import neighbouring_convolutions
-from tvm_ext.tuning.joint_choices import Trial, best_together, next_network, to_confirm
+from tvm_ext.tuning.joint_choices import MODEL_ERROR, Trial, best_together, expected_saving, next_network, to_confirm
 
 Costs = dict[tuple[str, str], int]
 Between = dict[tuple[tuple[str, str], tuple[str, str]], int]
@@ -114,6 +115,30 @@ def test_the_order_of_measurements_does_not_depend_on_the_budget() -> None:
     assert len(pairs) == 3 * 2 + 3 * 3  # what could not be used alone is in no pair
     # A pair after three single choices, as soon as there is one: of a and b there is none before b was tried.
     assert [len(trial.chosen) for trial in trials[:8]] == [1, 1, 1, 1, 2, 1, 1, 2]
+
+
+def test_what_is_expected_to_save_most_is_measured_first() -> None:
+    offers = [
+        Offer("small", ("0", "faster"), "0", 10, (1.0, 0.8)),
+        Offer("large", ("slow", "0", "alike"), "0", 10, (30.0, 20.0, 20.2)),
+        Offer("unknown", ("0", "1"), "0", 99),
+        Offer("endless", ("0", "1"), "0", 7, (1.0, inf)),
+        Offer("option", ("on", "off"), "on"),
+    ]
+    order, trials = [], []
+    while (chosen := next_network(offers, (), trials)) is not None:
+        order += [(key, option) for key, option in chosen.items()]
+        trials.append(Trial(chosen, 1.0))
+    assert order[:4] == [("option", "off"), ("large", "alike"), ("small", "faster"), ("large", "slow")]
+    assert set(order[4:]) == {("unknown", "1"), ("endless", "1")}
+
+
+@given(st.floats(0.3, 3.0), st.floats(1e-6, 1.0))
+def test_expected_savings_are_those_of_a_normal_distribution(ratio: float, seconds: float) -> None:
+    drawn = np.random.default_rng(0).normal(ratio, MODEL_ERROR, 200_000)
+    saved = seconds * np.maximum(1 - drawn, 0).mean()
+    found = expected_saving(Offer("key", ("a", "b"), "a", 1, (seconds, ratio * seconds)), "b")
+    assert found == pytest.approx(saved, rel=0.02, abs=1e-4 * seconds)
 
 
 def test_pairs_that_lose_much_are_left_out() -> None:

@@ -49,6 +49,15 @@ class Trained:
     costs: bool
     processors: tuple[tuple[float, ...], ...] = ()
 
+    def check_width(self, width: int) -> None:
+        """Raise a TuningError unless the trees look at so many numbers of a configuration: others would end the run."""
+        for trees in (self.speed, self.works):
+            if trees.num_features() != width:
+                raise TuningError(
+                    f"its trees look at {trees.num_features()} numbers of a configuration where this release has "
+                    f"{width}; train anew with scripts/pretrain.py"
+                )
+
 
 @dataclass(frozen=True)
 class Pretrained:
@@ -93,7 +102,9 @@ class Pretrained:
         """
         if LOOP_NESTS not in self.trained:
             raise TuningError("it has no trees for loop nests")
-        return self.trained[LOOP_NESTS]
+        found = self.trained[LOOP_NESTS]
+        found.check_width(LOOP_NEST_FEATURES)
+        return found
 
     def save(self, path: Path) -> None:
         """Write the file."""

@@ -13,7 +13,7 @@ import tvm
 import tvm_ffi
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tvm import relax
+from tvm import relax, te
 
 import tvm_ext
 from tests.schedules.kernels import TARGETS
@@ -21,9 +21,9 @@ from tvm_ext.compiler import lower
 from tvm_ext.layout.relax.blocked_layout import constant_bytes
 from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.compute.winograd import tiles
-from tvm_ext.schedules.compute.winograd_transforms import POINTS, transform_weight, transforms
+from tvm_ext.schedules.compute.winograd_transforms import POINTS, combine, transform_weight, transforms
 from tvm_ext.schedules.cpu.machine import Machine, for_weights
-from tvm_ext.schedules.cpu.winograd import winograd_outputs
+from tvm_ext.schedules.cpu.winograd import winograd_cycles, winograd_outputs
 from tvm_ext.schedules.cpu.winograd_division import STRIP_OF_L2, Strips, WinogradExtents, choose_strips
 from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE
 
@@ -39,6 +39,30 @@ def test_the_identity_is_exact(outputs: int) -> None:
         filtered = [weight[row][tap] * data[row][value] for row in range(size)]
         result = [sum((back[row][k] * filtered[k] for k in range(size)), Fraction(0)) for row in range(outputs)]
         assert result == [Fraction(row + tap == value) for row in range(outputs)]
+
+
+@pytest.mark.parametrize("outputs", POINTS)
+def test_sums_with_parts_in_common_are_those_of_the_matrices(outputs: int) -> None:
+    """Every row of both transforms, computed by a kernel, is that row of the matrix times a vector."""
+    for matrix in (transforms(outputs)[0], transforms(outputs)[2]):
+        rows, columns = len(matrix), len(matrix[0])
+        data = te.placeholder((columns, 7), name="data")
+        result = te.compute((rows, 7), lambda i, j: combine(matrix, i, lambda k: data[k, j]))  # noqa: B023
+        kernel = tvm.compile(te.create_prim_func([data, result]), TARGETS["native"])
+        values = np.random.default_rng(outputs).standard_normal((columns, 7)).astype("float32")
+        found = tvm.runtime.tensor(np.zeros((rows, 7), "float32"))
+        kernel(tvm.runtime.tensor(values), found)
+        numbers = np.array(matrix, dtype="float64")
+        bound = 4 * np.finfo("float32").eps * (np.abs(numbers) @ np.abs(values))
+        assert np.all(np.abs(found.numpy() - numbers @ values) <= bound)
+
+
+def test_more_outputs_are_never_chosen_unasked() -> None:
+    """They round too badly for that, however much they would save."""
+    machine = Machine("avx512", 512, 32, l2=1 << 20, l3=32 << 20, cores=2)
+    costs = {outputs: winograd_cycles(outputs, 1, 256, 256, (108, 108), machine) for outputs in POINTS}
+    assert costs[6] < 0.9 * costs[4]
+    assert winograd_outputs(1, 256, 256, (108, 108), machine) == 4
 
 
 def test_weights_are_transformed_along_both_axes() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tvm_ext.errors import TuningError
-from tvm_ext.tuners.pretrained.artefact import Pretrained
+from tvm_ext.tuners.pretrained.artefact import LOOP_NEST_FEATURES, LOOP_NESTS, Pretrained
 from tvm_ext.tuners.pretrained.model import PretrainedModel
 from tvm_ext.tuners.recipes import RECIPES, PretrainedRecipe
 from tvm_ext.tuners.replay.rule_cost import costed_space
@@ -158,6 +158,27 @@ def test_a_damaged_artefact_of_the_package_is_told_and_passed_over(monkeypatch: 
     assert "cut short" in tuner.notes[0]
     assert "learns from nothing" in tuner.notes[0]
     assert len(tuner.suggest(4)) == 4
+
+
+def test_trees_that_look_at_other_numbers_are_told_and_passed_over(tmp_path: Path) -> None:
+    """As another release may have written them: asking them would end the run."""
+    of = landscape(costs=False)
+    model = PretrainedModel(prior_rounds=5)
+    rows = [(features[:, 1:], scores) for features, scores in (examples(task, model, False) for task in OTHERS)]
+    other = Pretrained({structure(of.space): model.train(rows), LOOP_NESTS: model.train(rows)})
+    other.save(tmp_path / "trees.npz")
+    again = Pretrained.load(tmp_path / "trees.npz")
+    tuner = unseen(again, of.space)
+    (note,) = tuner.notes
+    assert "numbers of a configuration where this release has" in note
+    assert "scripts/pretrain.py; the tuner learns from nothing" in note
+    batch = tuner.suggest(8)
+    tuner.update(
+        [Measurement(row, seconds) for row, seconds in zip(batch, of.measure(np.array(batch), 0), strict=True)]
+    )
+    assert tuner.suggest(8)
+    with pytest.raises(TuningError, match=f"where this release has {LOOP_NEST_FEATURES}"):
+        again.of_loop_nests()
 
 
 def test_a_cost_alone_is_heard_from_the_beginning() -> None:
