@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import mannwhitneyu
 
+from tvm_ext.tuners.measurement import Measurement
 from tvm_ext.tuners.pretrained.artefact import Pretrained
 from tvm_ext.tuners.pretrained.model import PretrainedModel
 from tvm_ext.tuners.recipes import RECIPES, PretrainedRecipe
@@ -26,7 +27,6 @@ from tvm_ext.tuners.replay.rule_cost import costed_space
 from tvm_ext.tuners.replay.simulator import SimulatedLandscape
 from tvm_ext.tuners.replay.tasks import LAYERS, TASKS, ConvolutionTask
 from tvm_ext.tuners.shared_model import Examples, structure
-from tvm_ext.tuners.tuner import Measurement
 
 BUDGET = 1024
 SEEN = 1024

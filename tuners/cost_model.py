@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,10 @@ class CostModel(Protocol):
     @property
     def fitted(self) -> bool:
         """Whether there is something to predict with."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the run should say of it."""
 
     def features(self, space: ConfigSpace, vectors: np.ndarray) -> np.ndarray:
         """Give what it looks at (n × features) of vectors (n × knobs)."""
@@ -77,6 +81,11 @@ class XGBoostModel:
     def fitted(self) -> bool:
         """Whether there is something to predict with."""
         return self._booster is not None
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Nothing."""
+        return ()
 
     def features(self, space: ConfigSpace, vectors: np.ndarray) -> np.ndarray:
         """Give the features of the space."""

@@ -67,6 +67,11 @@ class DescribedModel(SharedModel):
         """Whether something is known before anything was measured."""
         return self._expectation is not None or super().informed
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """Say why what is expected is not asked any more."""
+        return () if self._expectation is None else self._expectation.notes
+
     def known(self, features: np.ndarray) -> np.ndarray | None:
         """Give what the estimate says, the last of the features."""
         return None if self._expectation is None else self._trust * features[:, -1]

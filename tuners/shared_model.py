@@ -12,7 +12,7 @@ from tvm_ext.tuners.cost_model import TileModel
 from tvm_ext.tuners.space import ConfigSpace
 
 if TYPE_CHECKING:
-    from tvm_ext.tuners.tuner import Measurement
+    from tvm_ext.tuners.measurement import Measurement
 
 Examples = tuple[np.ndarray, np.ndarray]
 """Features, one row a measurement of one space, and scores."""

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from tvm_ext.errors import TuningError
 from tvm_ext.tuners.cost_model import CostModel
 from tvm_ext.tuners.explorers.base import Exploration, Explorer, Score
 from tvm_ext.tuners.initialisers import EnumeratingInitialiser, Initialiser, Start
+from tvm_ext.tuners.measurement import ErrorKind, Measurement
 from tvm_ext.tuners.rescoring import Rescorer
 from tvm_ext.tuners.samplers.base import History, Sampler, random_unvisited, unvisited
 from tvm_ext.tuners.score_table import TABULATED, ScoreTable
@@ -40,53 +40,6 @@ ASKED = 4
 
 GROWTH = 1.25
 """The cost model learns from its peers anew when these have made so many times as many measurements."""
-
-
-class ErrorKind(StrEnum):
-    """Why a configuration has no run time."""
-
-    INVALID = "invalid"
-    """The target cannot run it: it was refused before it was compiled, or by an oracle."""
-
-    BUILD = "build"
-    """It could not be compiled."""
-
-    RUN = "run"
-    """It was compiled, and failed or gave no time."""
-
-    TIMEOUT = "timeout"
-    """It took too long."""
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What became of one configuration.
-
-    Attributes
-    ----------
-    vector : tuple of int
-    seconds : float or None
-        Run time; None when the configuration does not work.
-    error : ErrorKind or None
-        Why it does not, where that is known. What failed by chance, as a run that was stopped, says nothing of
-        validity: only ``invalid`` and ``build`` do, and no kind at all.
-    """
-
-    vector: Vector
-    seconds: float | None
-    error: ErrorKind | None = None
-
-    @property
-    def is_valid(self) -> bool | None:
-        """Whether the target can run it; None where a failure does not tell."""
-        if self.score > 0:
-            return True
-        return None if self.error in (ErrorKind.RUN, ErrorKind.TIMEOUT) else False
-
-    @property
-    def score(self) -> float:
-        """Runs a second; 0 for a configuration that does not work."""
-        return 0.0 if self.seconds is None or not self.seconds > 0 else 1.0 / self.seconds
 
 
 @dataclass
@@ -226,8 +179,9 @@ class Tuner:
 
     @property
     def notes(self) -> list[str]:
-        """What the run should say: why another tuner is used, why an oracle was not asked any more."""
-        return [*self.remarks, *([] if self.validity is None else self.validity.notes)]
+        """What the run should say: why another tuner is used, or an oracle or a cost was not asked any more."""
+        asked = [] if self.validity is None else self.validity.notes
+        return [*self.remarks, *asked, *self.cost_model.notes]
 
     @property
     def best(self) -> Measurement | None:

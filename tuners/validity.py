@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tvm_ext.errors import TuningError
+from tvm_ext.errors import TuningError, first_line
 from tvm_ext.tuners.space import ConfigSpace
 
 Oracle = Callable[[np.ndarray], np.ndarray]
@@ -82,22 +82,21 @@ class Validity:
         start = time.perf_counter()
         try:
             found = _within(self.oracle, vectors, self.limit)
-        except Exception as error:  # whatever goes wrong in a function of the target's
-            self._dismiss(f"the validity oracle failed ({type(error).__name__}: {error})")
+        except TuningError as error:
+            self._dismiss(f"the validity oracle failed ({error})")
             return False
         self.seconds += time.perf_counter() - start
         if found is None:
             self._dismiss(f"the validity oracle took more than {self.limit:g} s for {len(vectors)} configurations")
             return False
-        table = np.asarray(found)
-        if table.shape != (len(vectors),) or table.dtype != np.bool_:
+        if found.shape != (len(vectors),) or found.dtype != np.bool_:
             self._dismiss(
-                f"the validity oracle gave {table.dtype}{list(table.shape)} for {len(vectors)} configurations; "
+                f"the validity oracle gave {found.dtype}{list(found.shape)} for {len(vectors)} configurations; "
                 "expected as many booleans"
             )
             return False
         self.asked += len(vectors)
-        self.answers.update(zip(keys, table.tolist(), strict=True))
+        self.answers.update(zip(keys, found.tolist(), strict=True))
         if self.seconds > self.whole:
             # What it said so far still counts.
             self.notes.append(
@@ -191,17 +190,17 @@ def _within(oracle: Oracle | None, vectors: np.ndarray, seconds: float) -> np.nd
     if oracle is None:
         raise TuningError("there is no validity oracle to ask")
     answer: list[np.ndarray] = []
-    problem: list[Exception] = []
+    problem: list[BaseException] = []
 
     def call() -> None:
         try:
-            answer.append(oracle(vectors))
-        except Exception as error:
+            answer.append(np.asarray(oracle(vectors)))
+        except BaseException as error:  # one that wants to end the process, too: it ends its thread
             problem.append(error)
 
     thread = threading.Thread(target=call, name="validity oracle", daemon=True)
     thread.start()
     thread.join(seconds)
     if problem:
-        raise problem[0]
+        raise TuningError(f"{type(problem[0]).__name__}: {first_line(problem[0])}")
     return answer[0] if answer else None

@@ -32,10 +32,10 @@ from tvm_ext.tuners.glimpse.ensemble import ValidityEnsemble
 from tvm_ext.tuners.glimpse.networks import Network
 from tvm_ext.tuners.glimpse.parts import GuidedModel, GuidedSampler
 from tvm_ext.tuners.glimpse.tuner import GuidedTuner
+from tvm_ext.tuners.measurement import Measurement
 from tvm_ext.tuners.recipes import RECIPES
 from tvm_ext.tuners.samplers.base import History
 from tvm_ext.tuners.space import ConfigSpace
-from tvm_ext.tuners.tuner import Measurement
 
 SEED = 0
 FASTEST, WORKING, FAILING = 256, 384, 384

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from hypothesis import strategies as st
 
+from tvm_ext.tuners.measurement import Measurement
 from tvm_ext.tuners.space import ConfigSpace, Knob
-from tvm_ext.tuners.tuner import Measurement, Tuner
+from tvm_ext.tuners.tuner import Tuner
 
 
 def convolution_space() -> ConfigSpace:

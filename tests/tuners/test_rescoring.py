@@ -16,6 +16,7 @@ class TableModel:
     """Predicts from a function of the features."""
 
     fitted = True
+    notes = ()
 
     def __init__(self, function: Callable[[np.ndarray], np.ndarray]) -> None:
         self._function = function

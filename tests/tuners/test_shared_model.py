@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from tests.tuners.spaces import measurements, tune
+from tvm_ext.tuners.measurement import Measurement
 from tvm_ext.tuners.recipes import recipe
 from tvm_ext.tuners.shared_model import Peers, SharedModel
 from tvm_ext.tuners.space import ConfigSpace, Knob
-from tvm_ext.tuners.tuner import Measurement
 
 
 def space_of(filters: int, rows: int, default: bool = False) -> ConfigSpace:

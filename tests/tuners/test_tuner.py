@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.tuners.spaces import bowl, convolution_space, measurements, small_spaces, tune
 from tvm_ext.errors import OptionError, TuningError
+from tvm_ext.tuners.measurement import Measurement
 from tvm_ext.tuners.recipes import RECIPES, recipe
 from tvm_ext.tuners.samplers import GreedySampler
 from tvm_ext.tuners.space import ConfigSpace, Knob
-from tvm_ext.tuners.tuner import Measurement
 
 QUICK = [name for name in RECIPES if "ppo" not in name and name != "chameleon"]
 
@@ -141,6 +141,13 @@ def test_errors() -> None:
         tuner.load(json.dumps(state))
     with pytest.raises(TuningError, match="'f'"):
         tuner.update([Measurement((10**6, 0, 0, 0, 0, 0, 0, 0), 1.0)])
+
+
+@pytest.mark.parametrize("seconds", ["fast", [1.0], b"1"])
+def test_seconds_that_are_no_number_are_refused_before_anything_is_learnt(seconds) -> None:
+    with pytest.raises(TuningError, match=r"seconds of configuration \(0, 2\) is .*; expected a number, or None"):
+        Measurement((0, 2), seconds)
+    assert Measurement((0,), np.float32(0.5)).score == Measurement((0,), np.array(0.5)[()]).score == 2.0
 
 
 def test_scores() -> None:

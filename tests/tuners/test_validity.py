@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 
 import numpy as np
 import pytest
 
 from tests.tuners.test_presampling import GRID, ball
+from tvm_ext.tuners.measurement import ErrorKind, Measurement
 from tvm_ext.tuners.recipes import recipe
-from tvm_ext.tuners.tuner import ErrorKind, Measurement, Tuner
+from tvm_ext.tuners.tuner import Tuner
 from tvm_ext.tuners.validity import INVALID, Oracle, Validity
 
 
@@ -61,6 +63,10 @@ def broken(vectors: np.ndarray) -> np.ndarray:
     raise OSError("no licence")
 
 
+def gives_up(vectors: np.ndarray) -> np.ndarray:
+    sys.exit(3)
+
+
 def slow(vectors: np.ndarray) -> np.ndarray:
     time.sleep(0.5)
     return ball(vectors)
@@ -72,6 +78,8 @@ def slow(vectors: np.ndarray) -> np.ndarray:
         (broken, r"failed \(OSError: no licence\)"),
         (slow, r"took more than 0.05 s"),
         (lambda vectors: np.ones(3), r"gave float64\[3\]"),
+        (lambda vectors: None, r"gave object\[\]"),
+        (gives_up, r"failed \(SystemExit: 3\)"),
         (lambda vectors: ~ball(vectors), r"was wrong about"),
         (lambda vectors: np.ones(len(vectors), bool), r"was wrong about"),
     ],

@@ -19,6 +19,7 @@ from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchSt
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.errors import TuningError, TvmExtWarning, warn
 from tvm_ext.schedules.rule import Cost, tunable_cost, tunable_with
+from tvm_ext.tuners.measurement import ErrorKind, Measurement
 from tvm_ext.tuners.metaschedule.numbers import Numbers, numbers_of
 from tvm_ext.tuners.metaschedule.store_features import StoreFeatures
 from tvm_ext.tuners.metaschedule.trace_space import Remake, TraceSpace
@@ -27,7 +28,7 @@ from tvm_ext.tuners.recipe import Recipe
 from tvm_ext.tuners.rescoring import Rescorer
 from tvm_ext.tuners.shared_model import Examples, Peers
 from tvm_ext.tuners.space import Vector
-from tvm_ext.tuners.tuner import LEAST_BATCH, ErrorKind, Measurement, Tuner
+from tvm_ext.tuners.tuner import LEAST_BATCH, Tuner
 from tvm_ext.tuners.validity import Oracle
 
 FIRST_OF_SKETCH = 8

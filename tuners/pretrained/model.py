@@ -37,6 +37,11 @@ class PretrainedModel(SharedModel):
         """Whether something is known before anything was measured."""
         return self.costs or self.trained is not None or super().informed
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """Say why the cost is not asked any more."""
+        return () if self._expectation is None else self._expectation[1].notes
+
     def features(self, space: ConfigSpace, vectors: np.ndarray) -> np.ndarray:
         """Give the features of :class:`.SharedModel`, the space's numbers, and the speed by its cost."""
         numbers = np.array([*space.context, *space.processor], dtype=np.float32)

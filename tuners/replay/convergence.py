@@ -10,9 +10,9 @@ import numpy as np
 
 from tvm_ext.backends.description import KernelDescription
 from tvm_ext.tuners.glimpse.tuner import GuidedTuner
+from tvm_ext.tuners.measurement import Measurement
 from tvm_ext.tuners.recipe import Recipe
 from tvm_ext.tuners.replay.recorded import RecordedLandscape
-from tvm_ext.tuners.tuner import Measurement
 from tvm_ext.tuners.validity import Oracle
 
 TRIALS = 750

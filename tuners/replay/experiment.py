@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.tuners.explorers import SimulatedAnnealing
+from tvm_ext.tuners.measurement import Measurement
 from tvm_ext.tuners.recipe import Recipe
 from tvm_ext.tuners.recipes import RECIPES
 from tvm_ext.tuners.replay.simulator import SimulatedLandscape
 from tvm_ext.tuners.shared_model import Peers
 from tvm_ext.tuners.space import Vector
-from tvm_ext.tuners.tuner import Measurement, Tuner
+from tvm_ext.tuners.tuner import Tuner
 
 ITERATIONS = 16
 """Iterations of a run of the source (table 7 of Ahn et al., "Chameleon", ICLR 2020)."""

@@ -16,10 +16,11 @@ from tvm.s_tir import Schedule
 from tvm_ext.backends.backend import CountedKernel, CountingMeasurer
 from tvm_ext.database.store import SharedDatabase
 from tvm_ext.errors import TuningError
+from tvm_ext.tuners.measurement import ErrorKind, Measurement
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 from tvm_ext.tuners.recipe import Recipe
 from tvm_ext.tuners.space import Vector
-from tvm_ext.tuners.tuner import ErrorKind, Measurement, Tuner
+from tvm_ext.tuners.tuner import Tuner
 from tvm_ext.tuning.result import KernelResult
 from tvm_ext.tuning.search import Course, Request, Search
 

@@ -27,11 +27,11 @@ from tvm_ext.tuners.glimpse.networks import Network
 from tvm_ext.tuners.glimpse.parts import PriorInitialiser
 from tvm_ext.tuners.glimpse.tuner import GuidedTuner
 from tvm_ext.tuners.initialisers import Start
+from tvm_ext.tuners.measurement import Measurement
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 from tvm_ext.tuners.recipes import RECIPES, recipe
 from tvm_ext.tuners.replay.convergence import converge
 from tvm_ext.tuners.space import ConfigSpace, Knob
-from tvm_ext.tuners.tuner import Measurement
 from tvm_ext.tuning.counted import KernelSearch
 
 KEY = ("1x16b", "resnet18-9")

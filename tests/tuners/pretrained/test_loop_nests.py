@@ -18,6 +18,7 @@ from tests.tuners.metaschedule.test_strategy import _tune, measurer
 from tvm_ext.errors import TvmExtWarning
 from tvm_ext.system.tensor_intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.measure.measurer import Measurer
+from tvm_ext.tuners.measurement import Measurement
 from tvm_ext.tuners.metaschedule.loop_nests import LoopNestSpaces
 from tvm_ext.tuners.metaschedule.strategy import TunerStrategy
 from tvm_ext.tuners.pretrained.artefact import LOOP_NEST_FEATURES, Pretrained, shipped
@@ -26,7 +27,6 @@ from tvm_ext.tuners.pretrained.recipe import LoopNestRecipe
 from tvm_ext.tuners.recipes import recipe
 from tvm_ext.tuners.shared_model import Examples
 from tvm_ext.tuners.space import ConfigSpace, Knob, Vector
-from tvm_ext.tuners.tuner import Measurement
 
 __all__ = ["measurer"]  # a fixture
 

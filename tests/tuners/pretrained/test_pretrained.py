@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from tvm_ext.errors import TuningError
+from tvm_ext.tuners.measurement import Measurement
 from tvm_ext.tuners.pretrained.artefact import LOOP_NEST_FEATURES, LOOP_NESTS, Pretrained
 from tvm_ext.tuners.pretrained.model import PretrainedModel
 from tvm_ext.tuners.recipes import RECIPES, PretrainedRecipe
@@ -18,7 +20,6 @@ from tvm_ext.tuners.replay.simulator import SimulatedLandscape
 from tvm_ext.tuners.replay.tasks import TASKS
 from tvm_ext.tuners.shared_model import Examples, structure
 from tvm_ext.tuners.space import ConfigSpace, Knob
-from tvm_ext.tuners.tuner import Measurement
 
 OTHERS, TASK = (TASKS[1], TASKS[2], TASKS[6]), TASKS[19]
 
@@ -196,6 +197,41 @@ def test_costs_that_are_no_numbers_say_nothing(value: float) -> None:
     assert np.isfinite(features).all()
     model.fit(features, np.linspace(0, 1, 20))
     assert np.isfinite(model.predict(features)).all()
+
+
+def fails(vectors: np.ndarray) -> np.ndarray:
+    raise RuntimeError("no such file\nmore")
+
+
+@pytest.mark.parametrize(
+    ("cost", "reason"),
+    [
+        (fails, "RuntimeError: no such file"),
+        (lambda vectors: None, r"ValueError: it gave object\[\] for \d+ configurations, expected as many numbers"),
+        (lambda vectors: np.ones(len(vectors) - 1), "ValueError: it gave float64"),
+        (lambda vectors: np.array(["fast"] * len(vectors)), "ValueError: it gave <U4"),
+        (lambda vectors: np.ones((len(vectors), 1)), "ValueError: it gave float64"),
+    ],
+)
+def test_a_cost_that_fails_is_told_and_passed_over(cost, reason: str) -> None:
+    space = ConfigSpace([Knob("a", tuple(range(30))), Knob("b", tuple(range(30)))], cost=cost)
+    tuner = RECIPES["evolution_expected"].tuner(space, 0)
+    for _ in range(8):
+        tuner.update([Measurement(row, 1.0 + abs(row[0] - 7) + abs(row[1] - 3)) for row in tuner.suggest(16)])
+    (note,) = tuner.notes
+    assert re.match(f"what is expected of configurations cannot be heard \\({reason}.*the tuner goes on", note)
+    assert tuner.best is not None
+    assert tuner.best.seconds is not None
+    assert tuner.best.seconds < 4
+
+
+def test_costs_are_heard_as_lists_and_integers() -> None:
+    space = ConfigSpace(
+        [Knob("a", tuple(range(300)))], cost=lambda vectors: [abs(int(row[0]) - 7) + 1 for row in vectors]
+    )
+    tuner = RECIPES["evolution_expected"].tuner(space, 0)
+    assert (7,) in tuner.suggest(8)
+    assert tuner.notes == []
 
 
 def test_a_wrong_cost_is_corrected() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tvm_ext.tuners.measurement import Measurement
 from tvm_ext.tuners.recipes import recipe
 from tvm_ext.tuners.replay.convergence import Convergence, converge, quartiles
 from tvm_ext.tuners.replay.recorded import RecordedLandscape
 from tvm_ext.tuners.space import ConfigSpace, Knob, Vector
-from tvm_ext.tuners.tuner import Measurement
 
 LINE = ConfigSpace([Knob("x", tuple(range(12)))])
 
