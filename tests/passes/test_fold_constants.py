@@ -5,6 +5,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tvm_ext.frontend.relax.value_checks import Requirement, checked
 from tvm_ext.passes.fold_constants import ROWS, fold_constants
 
 GENERATOR = np.random.default_rng(0)
@@ -57,11 +58,26 @@ CASES = {
     "relax.take": lambda bb: relax.op.take(const(4, 3), relax.const([[1, -7], [3, 9]], "int64"), 0, mode="clip"),
     "relax.strided_slice": lambda bb: relax.op.strided_slice(const(7, 9), [1, 0], [-5, 1], [99, 6], [2, 1]),
     "relax.concat": lambda bb: relax.op.concat([const(2, 3), const(2, 1)], -1),
+    "relax.abs": lambda bb: relax.op.abs(relax.op.negative(const(7, dtype="int8"))),
+    "relax.broadcast_to": lambda bb: relax.op.broadcast_to(const(3, 1), (2, 3, 4)),
+    "relax.arange": lambda bb: relax.op.arange(7, -9, -3, dtype="int32"),
+    "relax.full": lambda bb: relax.op.full((3, 1), relax.const(2.5), "int64"),
+    "relax.zeros": lambda bb: relax.op.zeros((2, 1), "bool"),
+    "relax.zeros_like": lambda bb: relax.op.zeros_like(const(2, 3), "int8"),
+    "relax.ones": lambda bb: relax.op.ones((), "float16"),
+    "relax.ones_like": lambda bb: relax.op.ones_like(const(3, dtype="int32")),
 }
 
 
 def test_every_row_has_a_case() -> None:
-    assert set(CASES) == set(ROWS)
+    assert set(CASES) | {"relax.full_like"} == set(ROWS)
+
+
+def test_fill_like_a_constant() -> None:
+    """TVM has no kernel for one like a constant."""
+    before = module(lambda bb: relax.op.full_like(const(2, 3), relax.const(np.float32(-np.inf))))
+    (block,) = fold_constants()(before)["main"].body.blocks
+    np.testing.assert_array_equal(block.bindings[-1].value.value.numpy(), np.full((2, 3), -np.inf, "float32"))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -86,6 +102,48 @@ def test_chain_becomes_one_constant() -> None:
     after = fold_constants()(module(chain))
     (block,) = after["main"].body.blocks
     assert [type(binding.value).__name__ for binding in block.bindings] == ["GenericConst"]
+
+
+def test_positions_become_constants_and_large_fills_stay() -> None:
+    """As in the masks of exported transformers: what is made of a fill is known, the fill itself is quicker to make."""
+
+    def causal(builder: relax.BlockBuilder) -> relax.Expr:
+        place = builder.emit(relax.op.arange(0, 64, 1, dtype="int64"))
+        later = builder.emit(
+            relax.op.greater(builder.emit(relax.op.expand_dims(place, 0)), relax.op.expand_dims(place, 1))
+        )
+        fill = builder.emit(relax.op.full((64, 64), relax.const(np.float32(-np.inf)), "float32"))
+        mask = builder.emit(relax.op.where(later, fill, relax.const(np.float32(0))))
+        return relax.Tuple([mask, fill])
+
+    (block,) = fold_constants()(module(causal))["main"].body.blocks
+    assert [getattr(binding.value, "op", None) for binding in block.bindings] == [tvm.ir.Op.get("relax.full"), None]
+    mask, _ = block.bindings[-1].value.fields
+    np.testing.assert_array_equal(mask.value.numpy(), np.triu(np.full((64, 64), -np.inf, "float32"), 1))
+
+
+def test_fractional_steps_are_those_of_the_kernel() -> None:
+    before = module(lambda bb: relax.op.arange(0.0, 1.0, 0.1, dtype="float32"))
+    (block,) = fold_constants()(before)["main"].body.blocks
+    np.testing.assert_allclose(block.bindings[-1].value.value.numpy(), np.arange(10) * 0.1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("index", [2, 3, -1])
+def test_checks_of_values_are_made_while_compiling(index: int) -> None:
+    """What is right becomes a constant; what is wrong stays, so that a run says so."""
+    at_most = Requirement(
+        lambda element, at, extents: (element(*at) >= 0) & (element(*at) < 3), "0 <= k < 3", alone=True
+    )
+
+    def looked_at(builder: relax.BlockBuilder) -> relax.Expr:
+        value = builder.emit(relax.op.add(relax.const([index], "int64"), relax.const([0], "int64")))
+        return checked(builder, value, at_most, "k must be below 3")
+
+    (block,) = fold_constants()(module(looked_at))["main"].body.blocks
+    if index == 2:
+        np.testing.assert_array_equal(block.bindings[-1].value.value.numpy(), [2])
+    else:
+        assert block.bindings[0].value.op == tvm.ir.Op.get("relax.call_tir")
 
 
 HARD = np.array([np.nan, np.inf, -np.inf, 0, -2, 3], "float32")

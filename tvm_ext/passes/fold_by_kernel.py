@@ -7,10 +7,12 @@ all 0 is at place -1, and an integer divided by zero ends the process.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from tvm_ext.passes.defined_integers import defined_integers
 from tvm_ext.passes.exact_reductions import infinite_identities
@@ -34,10 +36,8 @@ def kernel_value(call: relax.Call, most: int) -> np.ndarray | None:
     np.ndarray or None
         None if the call is not one kernel with one result of a known size, or that is too large.
     """
-    shape = _known_shape(call)
-    if shape is None or not call.op.has_attr("FLegalize"):
-        return None
-    if math.prod(shape) * tvm.DataType(str(call.ty.dtype)).bits > 8 * most:
+    shape = _known_shape(call.ty)
+    if shape is None or result_bytes(call.ty) > most or not call.op.has_attr("FLegalize"):
         return None
     builder = relax.BlockBuilder()
     with builder.function("main", []):
@@ -50,17 +50,55 @@ def kernel_value(call: relax.Call, most: int) -> np.ndarray | None:
     if len(calls) != 1 or calls[0].op != tvm.ir.Op.get("relax.call_tir") or len(calls[0].args) != 2:
         return None
     global_var, fields = calls[0].args
-    operands = list(fields.fields) if isinstance(fields, relax.Tuple) else []
+    if not isinstance(fields, relax.Tuple) or not all(isinstance(f, tvm.ir.GenericConst) for f in fields.fields):
+        return None
+    return _result(mod[global_var], fields.fields, shape, str(call.ty.dtype))
+
+
+def kernel_call_value(mod: tvm.IRModule, call: relax.Call, most: int) -> np.ndarray | None:
+    """Evaluate a ``call_tir`` whose operands are constants.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        Where the kernel is.
+    call : relax.Call
+        Normalised.
+    most : int
+        Bytes that the result may take.
+
+    Returns
+    -------
+    np.ndarray or None
+        None if the call takes anything else, gives more than one tensor, one of an unknown size or one that is too
+        large, or if the kernel refuses what it is given: then a run says so.
+    """
+    shape = _known_shape(call.ty)
+    if shape is None or result_bytes(call.ty) > most or len(call.args) != 2:
+        return None
+    operands = getattr(call.args[1], "fields", [])
     if not operands or not all(isinstance(operand, tvm.ir.GenericConst) for operand in operands):
         return None
-    function = _compiled(mod[global_var])
-    output = tvm.runtime.empty(shape, str(call.ty.dtype))
-    function(*(operand.value for operand in operands), output)
+    try:
+        return _result(mod[call.args[0]], operands, shape, str(call.ty.dtype))
+    except (AssertionError, RuntimeError, ValueError, IndexError):
+        return None
+
+
+def _result(kernel: tirx.PrimFunc, operands: Sequence[Any], shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    output = tvm.runtime.empty(shape, dtype)
+    _compiled(kernel)(*(operand.value for operand in operands), output)
     return np.asarray(output.numpy())
 
 
-def _known_shape(call: relax.Call) -> tuple[int, ...] | None:
-    shape = call.ty.shape if isinstance(call.ty, relax.TensorType) else None
+def result_bytes(ty: Any) -> int:
+    """Bytes of a tensor of a type; -1 where they are not known."""
+    shape = _known_shape(ty)
+    return -1 if shape is None else math.prod(shape) * tvm.DataType(str(ty.dtype)).bits // 8
+
+
+def _known_shape(ty: Any) -> tuple[int, ...] | None:
+    shape = ty.shape if isinstance(ty, relax.TensorType) else None
     if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(dim, tvm.tirx.IntImm) for dim in shape):
         return None
     return tuple(int(dim) for dim in shape)

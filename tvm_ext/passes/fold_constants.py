@@ -7,6 +7,7 @@ reshaped and transposed. What has no row here takes a kernel here, too, but one 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.passes.fold_by_kernel import kernel_value
+from tvm_ext.passes.fold_by_kernel import kernel_call_value, kernel_value, result_bytes
 from tvm_ext.relax_utils import constant
 
 LARGEST_GROWTH = 1 << 20
@@ -64,6 +65,30 @@ def _concat(call: relax.Call, *parts: np.ndarray) -> np.ndarray:
     return np.concatenate(parts, int(call.attrs.axis) if call.attrs.axis is not None else None)
 
 
+def _broadcast(call: relax.Call, data: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(np.broadcast_to(data, [int(extent) for extent in call.ty.shape]))
+
+
+def _fill(call: relax.Call, *operands: np.ndarray) -> np.ndarray:
+    """Fill with the last operand, where the first of two is the tensor to be like; without any, 0 or 1 by name."""
+    value = operands[-1] if "full" in call.op.name else np.asarray("ones" in call.op.name)
+    return np.full([int(extent) for extent in call.ty.shape], value.astype(str(call.ty.dtype)))
+
+
+def _arange(call: relax.Call) -> np.ndarray:
+    """Count, as TVM's legalisation does, which makes a constant of known numbers."""
+    return np.arange(*(number.value for number in call.args), dtype=str(call.ty.dtype))
+
+
+FILLS = tuple(f"relax.{kind}{like}" for kind in ("full", "zeros", "ones") for like in ("", "_like"))
+"""Operators whose results are of one value throughout: large ones stay, as they are cheaper to compute than to read."""
+
+LARGEST_FILL = 1 << 10
+"""Elements."""
+
+CREATIONS = (*FILLS, "relax.arange", "relax.broadcast_to")
+"""Operators that make much of little: their results are looked at before they are made."""
+
 # Operator -> its value, given the call and the values of its tensor operands. Those of a tuple follow one another, and
 # a tuple of numbers is a tuple. NotImplemented asks for a kernel, None for the call to stay.
 ROWS: dict[str, Callable[..., Any]] = {
@@ -95,6 +120,10 @@ ROWS: dict[str, Callable[..., Any]] = {
     "relax.take": _take,
     "relax.strided_slice": _strided_slice,
     "relax.concat": _concat,
+    "relax.abs": lambda call, a: np.abs(a),
+    "relax.broadcast_to": _broadcast,
+    "relax.arange": _arange,
+    **dict.fromkeys(FILLS, _fill),
 }
 
 
@@ -151,6 +180,15 @@ def _has_constant_calls(function: relax.Function) -> bool:
     return not all(any(map(is_computed, call.args)) for call in calls)
 
 
+def _allowed(operands: list[Any]) -> int:
+    """Bytes that a result may take."""
+    return LARGEST_GROWTH + sum(array.nbytes for array in operands if isinstance(array, np.ndarray))
+
+
+def _is_large_fill(call: relax.Call) -> bool:
+    return call.op.name in FILLS and math.prod(int(extent) for extent in call.ty.shape) > LARGEST_FILL
+
+
 def _is_constant(binding: relax.Binding) -> bool:
     return isinstance(binding, relax.VarBinding) and constant(binding.value) is not None
 
@@ -160,10 +198,14 @@ class _Rewriter(PyExprMutator):
     def __init__(self, mod: tvm.IRModule) -> None:
         super().__init__(mod)
         self.known: dict[relax.Var, Any] = {}
+        self.fills: dict[relax.Var, relax.Expr] = {}
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Note variables that are bound to constants; their uses become the constants."""
         folded = self._fold(binding.value)
+        if folded is not None and _is_large_fill(binding.value):
+            self.fills[binding.var] = folded
+            folded = None
         if folded is None:
             super().visit_var_binding_(binding)
         elif isinstance(binding.var, relax.DataflowVar):
@@ -181,19 +223,33 @@ class _Rewriter(PyExprMutator):
             return None
         if value.op.name in _SHAPES:
             return self._fold_shape(value)
+        if value.op.name == "relax.call_tir":
+            return self._fold_kernel(value)
         operands = self._operands(value)
-        if not operands or any(_dtype(array) not in _TYPES for array in operands):
+        if operands is None or any(_dtype(array) not in _TYPES for array in operands):
             return None
-        most = LARGEST_GROWTH + sum(array.nbytes for array in operands if isinstance(array, np.ndarray))
+        if not operands and value.op.name not in CREATIONS:
+            return None
+        most = _allowed(operands)
+        if value.op.name in CREATIONS and not 0 <= result_bytes(value.ty) <= most:
+            return None
         result: Any = NotImplemented
         if value.op.name in ROWS:
             with np.errstate(all="ignore"):
                 result = ROWS[value.op.name](value, *operands)
         if result is NotImplemented:
             result = kernel_value(self.visit_expr(value), most)
-        if result is None or result.nbytes > most or not _has_type(result, value.ty):
+        if result is None or not 0 < result.nbytes <= most or not _has_type(result, value.ty):
             return None
         return relax.const(np.asarray(result), str(value.ty.dtype))
+
+    def _fold_kernel(self, call: relax.Call) -> relax.Expr | None:
+        """Fold a call of a kernel on constants."""
+        operands = self._operands(relax.Call(call.op, call.args[1:2]))
+        if not operands or any(_dtype(array) not in _TYPES for array in operands):
+            return None
+        result = kernel_call_value(self.builder_.get(), self.visit_expr(call), _allowed(operands))
+        return None if result is None else relax.const(result, str(call.ty.dtype))
 
     def _operands(self, call: relax.Call) -> list[Any] | None:
         """Values of the operands, tuples of tensors taken apart; None unless all are known."""
@@ -205,7 +261,7 @@ class _Rewriter(PyExprMutator):
                 found.append(tuple(int(field) for field in argument.fields))
                 continue
             fields = argument.fields if isinstance(argument, relax.Tuple) else [argument]
-            arrays = [constant(self.known.get(field, field)) for field in fields]
+            arrays = [constant(self.known.get(field, self.fills.get(field, field))) for field in fields]
             if any(array is None for array in arrays):
                 return None
             found += arrays
