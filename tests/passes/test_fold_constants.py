@@ -58,6 +58,7 @@ CASES = {
     "relax.take": lambda bb: relax.op.take(const(4, 3), relax.const([[1, -7], [3, 9]], "int64"), 0, mode="clip"),
     "relax.strided_slice": lambda bb: relax.op.strided_slice(const(7, 9), [1, 0], [-5, 1], [99, 6], [2, 1]),
     "relax.concat": lambda bb: relax.op.concat([const(2, 3), const(2, 1)], -1),
+    "relax.cumsum": lambda bb: relax.op.cumsum(const(3, 4, dtype="int32"), -1, "int64"),
     "relax.abs": lambda bb: relax.op.abs(relax.op.negative(const(7, dtype="int8"))),
     "relax.broadcast_to": lambda bb: relax.op.broadcast_to(const(3, 1), (2, 3, 4)),
     "relax.arange": lambda bb: relax.op.arange(7, -9, -3, dtype="int32"),

@@ -80,6 +80,12 @@ def _arange(call: relax.Call) -> np.ndarray:
     return np.arange(*(number.value for number in call.args), dtype=str(call.ty.dtype))
 
 
+def _cumsum(call: relax.Call, data: np.ndarray) -> np.ndarray | None:
+    if data.dtype.kind not in "iu" or call.attrs.exclusive:
+        return None  # sums of floats depend on their order
+    return np.cumsum(data, None if call.attrs.axis is None else int(call.attrs.axis), str(call.ty.dtype))
+
+
 FILLS = tuple(f"relax.{kind}{like}" for kind in ("full", "zeros", "ones") for like in ("", "_like"))
 """Operators whose results are of one value throughout: large ones stay, as they are cheaper to compute than to read."""
 
@@ -120,6 +126,7 @@ ROWS: dict[str, Callable[..., Any]] = {
     "relax.take": _take,
     "relax.strided_slice": _strided_slice,
     "relax.concat": _concat,
+    "relax.cumsum": _cumsum,
     "relax.abs": lambda call, a: np.abs(a),
     "relax.broadcast_to": _broadcast,
     "relax.arange": _arange,
@@ -161,7 +168,7 @@ def _has_constant_calls(function: relax.Function) -> bool:
     constants: set[relax.Var] = set()
 
     def visit(node: Any) -> None:
-        if isinstance(node, relax.Call) and isinstance(node.op, tvm.ir.Op):
+        if isinstance(node, relax.Call) and isinstance(node.op, tvm.ir.Op) and node.op.name not in CREATIONS:
             calls.append(node)
         elif isinstance(node, relax.SeqExpr):
             bindings = (binding for block in node.blocks for binding in block.bindings)

@@ -61,6 +61,7 @@ from tvm_ext.passes.scope_pragmas import drop_scope_pragmas
 from tvm_ext.passes.shared_kernels import legalize_once
 from tvm_ext.passes.single_precision import single_precision
 from tvm_ext.passes.slice_patterns import slice_patterns
+from tvm_ext.passes.slice_scatter import SCATTER_LEGALIZATIONS
 from tvm_ext.passes.small_work import serial_when_small, with_work
 from tvm_ext.passes.stack_buffers import stack_buffers
 from tvm_ext.passes.tile_state import tile_state
@@ -232,6 +233,7 @@ CPU = Backend(
     | NORMALIZATION_LEGALIZATIONS
     | SAMPLING_LEGALIZATIONS
     | RESIZE_LEGALIZATIONS
+    | SCATTER_LEGALIZATIONS
     | RESHAPE_LEGALIZATIONS,
     kernel_passes=lambda: (vector_code(), tile_state(), fixed_vectors()),
     refuses=tile_refusal,

@@ -18,6 +18,7 @@ from tvm_ext.passes.empty_tensors import empty_tensors
 from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS
 from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
 from tvm_ext.passes.shared_kernels import legalize_once
+from tvm_ext.passes.slice_scatter import SCATTER_LEGALIZATIONS
 
 # Left alone by LegalizeOps; the virtual machine's passes take care of them.
 RUNTIME_PREFIXES = ("relax.builtin.", "relax.memory.", "relax.vm.")
@@ -63,7 +64,7 @@ def unlowered_calls(mod: tvm.IRModule) -> list[UnloweredCall]:
             relax.transform.DecomposeOpsForInference(),
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
-            legalize_once(FLOAT_LEGALIZATIONS | RESIZE_LEGALIZATIONS),
+            legalize_once(FLOAT_LEGALIZATIONS | RESIZE_LEGALIZATIONS | SCATTER_LEGALIZATIONS),
         ]
     )
     with tvm.target.Target("llvm"):

@@ -122,18 +122,25 @@ def _inner_part(importer: Any, data: Any, axis: int, ends: list[Any]) -> Any:
     return importer.block_builder.emit(part)
 
 
+def _static_slice_scatter(emit: Callable[[Any], Any], data: Any, part: Any, axis: int, where: slice) -> Any:
+    begin, end, step = where.indices(int(data.ty.shape[axis]))  # a beginning before the tensor is its first element
+    if end <= begin:
+        return data
+    return emit(relax.op.slice_scatter(data, part, *map(relax.prim_value, (begin, end, step)), axis=axis))
+
+
 def slice_scatter(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
     """``x.slice_scatter(y, axis, a, b, step)`` of open extents, which ``x[:, a:b] = y`` becomes."""
     data, part = importer.env[node.args[0]], importer.env[node.args[1]]
     start, end = argument(node, 3, "start") or 0, argument(node, 4, "end")
     if _is_value(start) or _is_value(end):
         raise NotImplementedError("where it writes depends on values, and nothing checks that this is inside")
+    emit, axis = importer.block_builder.emit, argument(node, 2, "dim", 0) % len(data.ty.shape)
     extents = [*data.ty.shape, *part.ty.shape]
     if all(isinstance(extent, tirx.IntImm) for extent in extents) and not any(
         isinstance(place, Node) for place in (start, end)
     ):
-        return stock(node)
-    emit, axis = importer.block_builder.emit, argument(node, 2, "dim", 0) % len(data.ty.shape)
+        return _static_slice_scatter(emit, data, part, axis, slice(start, end, argument(node, 5, "step", 1)))
     size, count, step = data.ty.shape[axis], part.ty.shape[axis], argument(node, 5, "step", 1)
     start = extent_of(importer, start)
     analyzer = bounded(size, count, start, least=importer.least)
