@@ -37,7 +37,7 @@ from tvm_ext.target import native_target
 
 MODELS = {
     "gpt2-124m": SIZES["gpt2-124m"],
-    "llama-168m": DecoderConfig("llama", 12, 1024, 16, 4, 64, 2816, 32000, 2048, tied=False),
+    "llama-168m": DecoderConfig(12, 1024, 16, 4, 64, 2816, 32000, 2048, tied=False),
 }
 FORMATS = ("float32", "int8-32", "int4-32")
 CONTEXT, PAST, BURST, TURNS, STEPS, TOKENS = 1024, 32, 8, 6, 128, 512

@@ -137,46 +137,78 @@ def append(rows: int | None, shape: HeadShape, rotary: bool, biased: bool, machi
     return written("append", rows, write)
 
 
-def head_norms(rows: int | None, shape: HeadShape, epsilon: float, biased: bool, machine: Machine) -> tirx.PrimFunc:
-    """Make the kernel that norms each head of queries and keys by its root mean square, and hands values on.
+def head_norms(
+    rows: int | None, shape: HeadShape, epsilon: float, centred: bool, whole: bool, biased: bool, machine: Machine
+) -> tirx.PrimFunc:
+    """Make the kernel that norms queries and keys, head by head or the ``whole`` of them, and hands values on.
 
-    Arguments: projected ``[rows, (heads + 2 kv_heads) * head_size]``, its bias if there is one, gains of queries and of
-    keys ``[2 * head_size]``, the result, as projected.
+    Norms are by the root mean square, or by mean and variance if they are ``centred``.
+
+    Arguments: projected ``[rows, (heads + 2 kv_heads) * head_size]``, its bias if there is one, gains of queries and
+    keys ``[(heads + kv_heads) * head_size]``, their biases if norms are centred, the result, as projected.
     """
     size, heads = shape.head_size, shape.heads + shape.kv_heads
 
     def write(count: Any) -> None:
         data = argument("data", count, shape.projected)
         bias = argument("bias", shape.projected) if biased else None
-        gain, out = argument("gain", 2 * size), argument("out", count, shape.projected)
+        gain = argument("gain", heads * size)
+        shift = argument("shift", heads * size) if centred else None
+        out = argument("out", count, shape.projected)
 
         def element(i: Any, x: Any) -> Any:
             return data[i, x] if bias is None else data[i, x] + bias[x]
 
         with each_row(count, "head_norms") as i:
-            square = local(1)
-            for begin, end, of_keys in ((0, shape.heads, 0), (shape.heads, heads, 1)):
-                with T.serial(0, end - begin) as number:
-                    first = (begin + number) * size
+            mean, square = local(1), local(1)
+            for begin, end in ((0, shape.heads), (shape.heads, heads)):
+                extent = (end - begin) * size if whole else size
+                with T.serial(0, 1 if whole else end - begin) as number:
+                    first = begin * size + number * extent
+                    T.buffer_store(mean, T.float32(0), [0])
                     T.buffer_store(square, T.float32(0), [0])
-                    with simd(size, machine) as x:
-                        T.buffer_store(square, square[0] + element(i, first + x) * element(i, first + x), [0])
-                    scale = T.float32(1) / T.sqrt(square[0] * T.float32(1 / size) + T.float32(epsilon))
+                    if centred:
+                        with simd(extent, machine) as x:
+                            T.buffer_store(mean, mean[0] + element(i, first + x), [0])
+                        T.buffer_store(mean, mean[0] * T.float32(1 / extent), [0])
+                    with simd(extent, machine) as x:
+                        distance = element(i, first + x) - mean[0]
+                        T.buffer_store(square, square[0] + distance * distance, [0])
+                    scale = T.float32(1) / T.sqrt(square[0] * T.float32(1 / extent) + T.float32(epsilon))
                     T.buffer_store(square, scale, [0])
-                    with simd(size, machine) as x:
-                        value = element(i, first + x) * square[0] * gain[of_keys * size + x]
-                        T.buffer_store(out, value, [i, first + x])
+                    with simd(extent, machine) as x:
+                        value = (element(i, first + x) - mean[0]) * square[0] * gain[first + x]
+                        T.buffer_store(out, value if shift is None else value + shift[first + x], [i, first + x])
             with simd(shape.kv_heads * size, machine) as x:
                 T.buffer_store(out, element(i, heads * size + x), [i, heads * size + x])
 
     return written("head_norms", rows, write)
 
 
-def attend(rows: int | None, shape: HeadShape, machine: Machine) -> tirx.PrimFunc:
+@dataclass(frozen=True)
+class Scores:
+    """What is made of scores before their softmax.
+
+    Attributes
+    ----------
+    window : int
+        Tokens that one attends to, itself included; 0 for all.
+    cap : float, optional
+        Scores are ``cap * tanh(score / cap)``.
+    biased : bool
+        Something is added that depends on the head and the position of the key (ALiBi).
+    """
+
+    window: int = 0
+    cap: float | None = None
+    biased: bool = False
+
+
+def attend(rows: int | None, shape: HeadShape, machine: Machine, kind: Scores = Scores()) -> tirx.PrimFunc:
     """Make the kernel ``out = softmax(queries . keys) . values``, each token over itself and those before it.
 
     Arguments: queries ``[rows, heads * head_size]``, position ``[1]`` of the first of them (int64), the two caches,
-    result ``[rows, heads * head_size]``.
+    what is added to scores if there is such ``[heads, blocks * lanes]``, result ``[rows, heads * head_size]``.
     """
     tile_rows, tile_blocks = (1, BLOCKS) if rows == 1 else (TILE_ROWS, TILE_BLOCKS)
     size, lanes = shape.head_size, shape.lanes
@@ -186,6 +218,7 @@ def attend(rows: int | None, shape: HeadShape, machine: Machine) -> tirx.PrimFun
     def write(count: Any) -> None:
         queries, position = argument("queries", count, shape.heads * size), argument("position", 1, dtype="int64")
         keys, values = argument("keys", *shape.keys), argument("values", *shape.values)
+        added = argument("added", shape.heads, shape.blocks * lanes) if kind.biased else None
         out = argument("out", count, shape.heads * size)
         tiles = (count + (tile_rows - 1)) // tile_rows
         with T.parallel(0, tiles * shape.heads) as task, T.sblock("attend"):
@@ -198,6 +231,15 @@ def attend(rows: int | None, shape: HeadShape, machine: Machine) -> tirx.PrimFun
             kv_head = head // (shape.heads // shape.kv_heads)
             rows_of = [first] if tile_rows == 1 else [tirx.min(first + i, count - 1) for i in range(tile_rows)]
             longest = inside(position[0] + rows_of[-1], shape.context) + 1
+
+            def earliest(row: Any) -> Any:
+                return tirx.max(inside(position[0] + row, shape.context) - (kind.window - 1), T.int64(0))
+
+            # Nothing before the window of the first row is read; scores lie from the first block that is on.
+            step = tile_blocks * lanes
+            begin = earliest(rows_of[0]) if kind.window else T.int64(0)
+            skipped = begin // step if kind.window else T.int64(0)
+            before = skipped * step
 
             def vectors_of(groups: Any) -> Iterator[tuple[Any, Any]]:
                 with T.serial(0, groups) as group:
@@ -230,14 +272,14 @@ def attend(rows: int | None, shape: HeadShape, machine: Machine) -> tirx.PrimFun
                         with T.vectorized(0, lanes) as x:
                             T.buffer_store(sums, T.float32(0), [i, c, x])
 
-            groups = (longest + (tile_blocks * lanes - 1)) // (tile_blocks * lanes)
+            groups = (longest + (step - 1)) // step - skipped
             with T.serial(0, groups) as group:
                 clear(tile_blocks)
                 with T.serial(0, size) as d:
                     for i, row in enumerate(rows_of):
                         for c in range(tile_blocks):
                             with T.vectorized(0, lanes) as x:
-                                key = keys[kv_head, group * tile_blocks + c, d, x]
+                                key = keys[kv_head, (skipped + group) * tile_blocks + c, d, x]
                                 T.buffer_store(sums, sums[i, c, x] + queries[row, head * size + d] * key, [i, c, x])
                 for i in range(tile_rows):
                     for c in range(tile_blocks):
@@ -245,22 +287,34 @@ def attend(rows: int | None, shape: HeadShape, machine: Machine) -> tirx.PrimFun
                             T.buffer_store(scores, sums[i, c, x], [i, (group * tile_blocks + c) * lanes + x])
             for i, row in enumerate(rows_of):
                 length = inside(position[0] + row, shape.context) + 1
-                with T.serial(0, groups * (tile_blocks * lanes) - length) as t:
-                    T.buffer_store(scores, T.min_value("float32"), [i, length + t])
+                if kind.cap is not None:
+                    for _, t in vectors_of(groups):
+                        capped = T.tanh(scores[i, t] * T.float32(1 / kind.cap)) * T.float32(kind.cap)
+                        T.buffer_store(scores, capped, [i, t])
+                if added is not None:
+                    for _, t in vectors_of(groups):
+                        T.buffer_store(scores, scores[i, t] + added[head, before + t], [i, t])
+                if kind.window:
+                    with T.serial(0, earliest(row) - before) as t:
+                        T.buffer_store(scores, T.min_value("float32"), [i, t])
+                with T.serial(0, groups * step + before - length) as t:
+                    T.buffer_store(scores, T.min_value("float32"), [i, length - before + t])
                 softmax(i, groups, scores, most, total)
-            for begin in range(0, vectors, side):
-                columns = min(side, vectors - begin)
+            for column in range(0, vectors, side):
+                columns = min(side, vectors - column)
                 clear(columns)
-                with T.serial(0, longest) as t:
+                with T.serial(0, longest - begin) as t:
                     for i in range(tile_rows):
                         for c in range(columns):
                             with T.vectorized(0, lanes) as x:
-                                value = scores[i, t] * values[kv_head, t, (begin + c) * lanes + x]
+                                value = (
+                                    scores[i, begin - before + t] * values[kv_head, begin + t, (column + c) * lanes + x]
+                                )
                                 T.buffer_store(sums, sums[i, c, x] + value, [i, c, x])
                 for i in range(tile_rows):
                     for c in range(columns):
                         with T.vectorized(0, lanes) as x:
-                            T.buffer_store(result, sums[i, c, x], [i, (begin + c) * lanes + x])
+                            T.buffer_store(result, sums[i, c, x], [i, (column + c) * lanes + x])
             for i, row in enumerate(rows_of):
                 with simd(size, machine) as x:
                     T.buffer_store(out, result[i, x], [row, head * size + x])

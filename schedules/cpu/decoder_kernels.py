@@ -23,7 +23,8 @@ from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE
 RULE = "cpu.decoder"
 """Stands as the schedule rule of these kernels: they are written as they should be."""
 
-_DONE = {RULE_ATTRIBUTE: RULE, "tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": 8}
+DONE = {RULE_ATTRIBUTE: RULE, "tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": 8}
+"""Attributes of a kernel that is scheduled."""
 
 
 def written(name: str, rows: int | None, write: Callable[[Any], None]) -> tirx.PrimFunc:
@@ -31,7 +32,7 @@ def written(name: str, rows: int | None, write: Callable[[Any], None]) -> tirx.P
     with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
         T.func_name(name)
         write(T.int64() if rows is None else rows)
-    return builder.get().with_attrs(_DONE)
+    return builder.get().with_attrs(DONE)
 
 
 def argument(name: str, *shape: Any, dtype: str = "float32") -> Any:
@@ -51,9 +52,10 @@ def simd(extent: Any, machine: Machine) -> Any:
     return T.serial(0, extent, annotations={SIMD_ATTRIBUTE: machine.lanes("float32")})
 
 
-def inside(index: Any, extent: int) -> Any:
+def inside(index: Any, extent: Any) -> Any:
     """Limit an index that is only known at run time to its axis."""
-    return tirx.max(tirx.min(index, T.int64(extent - 1)), T.int64(0))
+    last = T.int64(extent - 1) if isinstance(extent, int) else extent - 1
+    return tirx.max(tirx.min(index, last), T.int64(0))
 
 
 def local(*shape: Any) -> Any:
@@ -112,33 +114,29 @@ def norm(rows: int | None, hidden: int, epsilon: float, centred: bool, last: boo
     return written("norm", rows, write)
 
 
-def gated(rows: int | None, inner: int, activation: str, machine: Machine) -> tirx.PrimFunc:
-    """SwiGLU without its products: ``silu(data[i, x]) * data[i, inner + x]``; or ``gelu`` by its tangent."""
+def activated(
+    rows: int | None, inner: int, activation: str, gated: bool, biased: bool, machine: Machine
+) -> tirx.PrimFunc:
+    """Activation of a feed-forward network, after a bias is added if there is one.
 
-    def write(count: Any) -> None:
-        data, out = argument("data", count, 2 * inner), argument("out", count, inner)
-        with each_row(count, "gate") as i, simd(inner, machine) as x:
-            gate = data[i, x]
-            power = gate if activation == "silu" else _twice_tangent(gate)
-            T.buffer_store(out, gate / (T.float32(1) + T.exp(-power)) * data[i, inner + x], [i, x])
+    ``out[i, x] = f(data[i, x])``, or with a gate ``f(data[i, x]) * data[i, inner + x]``.
 
-    return written("gated", rows, write)
-
-
-def gelu(rows: int | None, inner: int, machine: Machine) -> tirx.PrimFunc:
-    """GELU by its tangent, after a bias is added.
-
-    Arguments: data ``[rows, inner]``, bias, result.
+    Arguments: data ``[rows, inner]``, twice as wide with a gate, its bias, result ``[rows, inner]``.
     """
+    width = 2 * inner if gated else inner
 
     def write(count: Any) -> None:
-        data, bias = argument("data", count, inner), argument("bias", inner)
+        data = argument("data", count, width)
+        bias = argument("bias", width) if biased else None
         out = argument("out", count, inner)
-        with each_row(count, "gelu") as i, simd(inner, machine) as x:
-            value = data[i, x] + bias[x]
-            T.buffer_store(out, value / (T.float32(1) + T.exp(-_twice_tangent(value))), [i, x])
+        with each_row(count, "activated") as i, simd(inner, machine) as x:
+            first, *second = (
+                data[i, at] if bias is None else data[i, at] + bias[at] for at in ([x, inner + x] if gated else [x])
+            )
+            value = _ACTIVATIONS[activation](first)
+            T.buffer_store(out, value * second[0] if gated else value, [i, x])
 
-    return written("gelu", rows, write)
+    return written("activated", rows, write)
 
 
 def _twice_tangent(value: Any) -> Any:
@@ -146,15 +144,61 @@ def _twice_tangent(value: Any) -> Any:
     return value * (T.float32(1.5957691216057308) + T.float32(0.07135481282553437) * value * value)
 
 
-def residual(rows: int | None, hidden: int, biased: bool, machine: Machine) -> tirx.PrimFunc:
-    """Sum of what goes past a block and what comes out of it; arguments: the two, a bias if there is one, result."""
+def _sigmoid_of(power: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: value / (T.float32(1) + T.exp(-power(value)))
+
+
+def _relu(value: Any) -> Any:
+    # NaN is above nothing, and stays.
+    return T.if_then_else(value < T.float32(0), T.float32(0), value)
+
+
+def _exact_gelu(value: Any) -> Any:
+    return value * (T.float32(0.5) + T.float32(0.5) * T.erf(value * T.float32(0.7071067811865476)))
+
+
+_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "silu": _sigmoid_of(lambda value: value),
+    "gelu": _sigmoid_of(_twice_tangent),
+    "exact_gelu": _exact_gelu,
+    "relu": _relu,
+    "squared_relu": lambda value: _relu(value) * _relu(value),
+}
+
+
+def finished(columns: int, cap: float | None, biased: bool, machine: Machine) -> tirx.PrimFunc:
+    """Add a bias to logits if there is one, and limit them: ``cap * tanh(x / cap)``.
+
+    Arguments: logits ``[1, columns]``, their bias, result.
+    """
 
     def write(count: Any) -> None:
-        past, data = argument("past", count, hidden), argument("data", count, hidden)
+        data = argument("data", count, columns)
+        bias = argument("bias", columns) if biased else None
+        out = argument("out", count, columns)
+        with each_row(count, "finished") as i, simd(columns, machine) as x:
+            value = data[i, x] if bias is None else data[i, x] + bias[x]
+            if cap is not None:
+                value = T.tanh(value * T.float32(1 / cap)) * T.float32(cap)
+            T.buffer_store(out, value, [i, x])
+
+    return written("finished", 1, write)
+
+
+def total(rows: int | None, hidden: int, count: int, biased: bool, machine: Machine) -> tirx.PrimFunc:
+    """Sum of one or two tensors ``[rows, hidden]``: what goes past a block, what comes out of it, and a bias.
+
+    Arguments: the tensors, the bias if there is one, result.
+    """
+
+    def write(rows: Any) -> None:
+        parts = [argument(f"part{number}", rows, hidden) for number in range(count)]
         bias = argument("bias", hidden) if biased else None
-        out = argument("out", count, hidden)
-        with each_row(count, "residual") as i, simd(hidden, machine) as x:
-            value = past[i, x] + data[i, x]
+        out = argument("out", rows, hidden)
+        with each_row(rows, "total") as i, simd(hidden, machine) as x:
+            value = parts[0][i, x]
+            for part in parts[1:]:
+                value = value + part[i, x]
             T.buffer_store(out, value if bias is None else value + bias[x], [i, x])
 
-    return written("residual", rows, write)
+    return written("total", rows, write)

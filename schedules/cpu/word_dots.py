@@ -49,13 +49,15 @@ class WordDots:
     ----------
     weights : WeightShape
     data : buffer
-        ``[1, reduction]``, float32.
+        ``[rows, reduction]``, float32.
     stored : sequence of buffers
         Words, scales, and what zero points amount to, as :attr:`WeightShape.stored` lists them.
+    row : int or expression
+        Which row of the data is multiplied.
     """
 
-    def __init__(self, weights: WeightShape, data: Any, words: Any, scales: Any, offsets: Any) -> None:
-        self.weights, self.data = weights, data
+    def __init__(self, weights: WeightShape, data: Any, words: Any, scales: Any, offsets: Any, row: Any = 0) -> None:
+        self.weights, self.data, self.row = weights, data, row
         self.words, self.scales, self.offsets = words, scales, offsets
         self.lanes, self.group = weights.lanes, weights.format.group
         self.planes = weights.format.per_word // BYTES
@@ -85,16 +87,18 @@ class WordDots:
         for buffer, value in ((largest, T.float32(0)), (wrong, T.float32(0)), (total, T.int32(0))):
             T.buffer_store(buffer, value, [0])
         with self._simd(count) as k:
-            T.buffer_store(largest, tirx.max(largest[0], T.fabs(self.data[0, first + k])), [0])
+            T.buffer_store(largest, tirx.max(largest[0], T.fabs(self.data[self.row, first + k])), [0])
         with self._simd(count) as k:  # NaN, where a number is NaN or infinite
-            T.buffer_store(wrong, wrong[0] + self.data[0, first + k] * T.float32(0), [0])
+            T.buffer_store(wrong, wrong[0] + self.data[self.row, first + k] * T.float32(0), [0])
         step = largest[0] * T.float32(1 / LARGEST)
         T.buffer_store(self.steps, step + wrong[0], [g])
         # The sum with zero is below no number, and NaN is above none: both leave an inverse of zero.
         usable = (step > T.float32(1e-36)) & (largest[0] < T.float32(3e38)) & (wrong[0] == T.float32(0))
         T.buffer_store(inverse, T.if_then_else(usable, T.float32(1) / step, T.float32(0)), [0])
         with self._simd(count) as k:
-            scaled = T.if_then_else(inverse[0] > T.float32(0), self.data[0, first + k] * inverse[0], T.float32(0))
+            scaled = T.if_then_else(
+                inverse[0] > T.float32(0), self.data[self.row, first + k] * inverse[0], T.float32(0)
+            )
             integer = T.Cast("int32", T.nearbyint(scaled))
             T.buffer_store(total, total[0] + integer, [0])
             T.buffer_store(self.low, T.Cast("int8", integer), [first + k])

@@ -8,6 +8,7 @@ into a panel that stays in the L2 cache, over which register tiles go.
 # (what the script builder gives has no types)
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
@@ -78,7 +79,7 @@ def word_product(weights: WeightShape, rows: int | None, machine: Machine) -> ti
             ]
             out = T.arg("out", T.buffer((count, weights.columns), "float32"))
             with T.sblock("root"):
-                kernel = _Kernel(weights, machine, data, stored, out)
+                kernel = WordProduct(weights, machine, data, stored, out)
                 if rows == 1:
                     kernel.one_row()
                 else:
@@ -90,13 +91,30 @@ def word_product(weights: WeightShape, rows: int | None, machine: Machine) -> ti
     return import_definitions(builder.get().with_attrs(_DONE))
 
 
-class _Kernel:
-    """Emits the statements of one kernel."""
+class WordProduct:
+    """Emits the statements of one kernel.
+
+    Attributes
+    ----------
+    given, result : int or expression
+        Row of the data, and of the result, where there is one.
+    """
+
+    given: Any = 0
+    result: Any = 0
 
     def __init__(self, weights: WeightShape, machine: Machine, data: Any, stored: list[Any], out: Any) -> None:
         self.weights, self.machine, self.data, self.out = weights, machine, data, out
         self.words, self.scales, self.offsets = (*stored, None, None)[:3]
         self.lanes = weights.lanes
+
+    def row_of_data(self, row: Any) -> Any:
+        """Say which row of the data a row of the result is computed of."""
+        return row
+
+    def column_of(self, tile: Any) -> Any:
+        """Give the first column of a tile."""
+        return tile * self.weights.tile_columns
 
     def vectors(self):
         """Loop over the vectors of a tile; gives pairs of the vector and its first column."""
@@ -125,48 +143,48 @@ class _Kernel:
     # One row
 
     def one_row(self) -> None:
-        """Multiply one row; what integers were multiplied by is taken from the data before."""
+        """Multiply one row."""
+        add_tile = self.prepared()
+        with T.parallel(0, self.weights.tiles) as task, T.sblock("stream"):
+            self.one_tile(add_tile, T.axis.spatial(self.weights.tiles, task))
+
+    def prepared(self) -> Callable[[Any, Any], None]:
+        """Bring the row into the form that products want; gives what adds those of a tile to sums."""
         shape = self.weights
         if has_dots(shape, self.machine):
-            self._one_row_of_dots()
-            return
-        row = self.data
-        if shape.format.is_integer:
-            row = T.sblock_alloc_buffer((1, shape.words * shape.format.per_word), "float32")
-            totals = T.sblock_alloc_buffer((shape.groups,), "float32")
-            self._prepare(row, totals)
-        else:
-            totals = None
-        with T.parallel(0, shape.tiles) as task, T.sblock("stream"):
-            tile = T.axis.spatial(shape.tiles, task)
-            sums = T.sblock_alloc_buffer((TILE_VECTORS, self.lanes), "float32", scope="local")
-            parts = T.sblock_alloc_buffer((SUMS, TILE_VECTORS, self.lanes), "float32", scope="local")
-            self._clear(sums, None)
-            if totals is None:
-                self._group(row, parts, tile, 0, shape.reduction)
-                self._add(sums, parts, None, None, None)
-            else:
-                group = shape.format.group
-                with T.serial(0, shape.reduction // group) as g:
-                    self._group(row, parts, tile, g * (group // shape.format.per_word), group)
-                    self._add(sums, parts, totals, tile, g)
-                rest = shape.reduction % group
-                if rest:
-                    g = shape.groups - 1
-                    self._group(row, parts, tile, g * (group // shape.format.per_word), rest)
-                    self._add(sums, parts, totals, tile, g)
-            self._store(tile, 0, 0, [_element(sums, c) for c, _ in self.vectors()])
+            dots = WordDots(shape, self.data, self.words, self.scales, self.offsets, self.given)
+            dots.prepare()
+            return lambda sums, tile: dots.tile(sums, tile, self._fetch, self._fetch_scales)
+        if not shape.format.is_integer:
+            return lambda sums, tile: self._add_floats(sums, tile)
+        row = T.sblock_alloc_buffer((1, shape.words * shape.format.per_word), "float32")
+        totals = T.sblock_alloc_buffer((shape.groups,), "float32")
+        self._prepare(row, totals)
+        return lambda sums, tile: self._add_integers(sums, tile, row, totals)
 
-    def _one_row_of_dots(self) -> None:
-        shape = self.weights
-        dots = WordDots(shape, self.data, self.words, self.scales, self.offsets)
-        dots.prepare()
-        with T.parallel(0, shape.tiles) as task, T.sblock("stream"):
-            tile = T.axis.spatial(shape.tiles, task)
-            sums = T.sblock_alloc_buffer((TILE_VECTORS, self.lanes), "float32", scope="local")
-            self._clear(sums, None)
-            dots.tile(sums, tile, self._fetch, self._fetch_scales)
-            self._store(tile, 0, 0, [_element(sums, c) for c, _ in self.vectors()])
+    def one_tile(self, add_tile: Callable[[Any, Any], None], tile: Any) -> None:
+        """Compute a tile of columns, and store it."""
+        sums = T.sblock_alloc_buffer((TILE_VECTORS, self.lanes), "float32", scope="local")
+        self._clear(sums, None)
+        add_tile(sums, tile)
+        self._store(tile, self.result, 0, [_element(sums, c) for c, _ in self.vectors()])
+
+    def _add_floats(self, sums: Any, tile: Any) -> None:
+        parts = T.sblock_alloc_buffer((SUMS, TILE_VECTORS, self.lanes), "float32", scope="local")
+        self._group((self.data, self.given), parts, tile, 0, self.weights.reduction)
+        self._add(sums, parts, None, None, None)
+
+    def _add_integers(self, sums: Any, tile: Any, row: Any, totals: Any) -> None:
+        shape, group = self.weights, self.weights.format.group
+        parts = T.sblock_alloc_buffer((SUMS, TILE_VECTORS, self.lanes), "float32", scope="local")
+        with T.serial(0, shape.reduction // group) as g:
+            self._group((row, 0), parts, tile, g * (group // shape.format.per_word), group)
+            self._add(sums, parts, totals, tile, g)
+        rest = shape.reduction % group
+        if rest:
+            g = shape.groups - 1
+            self._group((row, 0), parts, tile, g * (group // shape.format.per_word), rest)
+            self._add(sums, parts, totals, tile, g)
 
     def _prepare(self, row: Any, totals: Any) -> None:
         """Divide the data by what integers are multiplied by, and sum them up group by group."""
@@ -177,11 +195,11 @@ class _Kernel:
             with T.serial(0, shape.format.group) as k:
                 index = g * shape.format.group + k
                 with T.If(index <= last), T.Then():
-                    T.buffer_store(totals, totals[g] + self.data[0, index], [g])
+                    T.buffer_store(totals, totals[g] + self.data[self.given, index], [g])
         with T.serial(0, shape.words) as word:
             for place in range(per_word):
                 index = word * per_word + place
-                value = self.data[0, index if shape.reduction % per_word == 0 else tirx.min(index, last)]
+                value = self.data[self.given, index if shape.reduction % per_word == 0 else tirx.min(index, last)]
                 T.buffer_store(row, value * T.float32(1 / self.magnified(place)), [0, index])
 
     def _clear(self, sums: Any, part: int | None) -> None:
@@ -189,7 +207,7 @@ class _Kernel:
             with T.vectorized(0, self.lanes) as x:
                 T.buffer_store(sums, T.float32(0), [c, x] if part is None else [part, c, x])
 
-    def _group(self, row: Any, parts: Any, tile: Any, first: Any, count: int) -> None:
+    def _group(self, row: tuple[Any, Any], parts: Any, tile: Any, first: Any, count: int) -> None:
         """Sum up products of ``count`` places of the reduction, from the word ``first`` on."""
         per_word = self.weights.format.per_word
         for part in range(SUMS):
@@ -204,16 +222,16 @@ class _Kernel:
         for number in range(done, -(-count // per_word)):
             self._word(row, parts, tile, first + number, min(per_word, count - number * per_word), number)
 
-    def _word(self, row: Any, parts: Any, tile: Any, word: Any, places: int, number: int) -> None:
+    def _word(self, row: tuple[Any, Any], parts: Any, tile: Any, word: Any, places: int, number: int) -> None:
         """Add the products of one word of each column."""
-        per_word = self.weights.format.per_word
+        per_word, (buffer, number_of_row) = self.weights.format.per_word, row
         self._fetch(tile, word)
         for place in range(places):
             part = (number * per_word + place) % SUMS
             for c, column in self.vectors():
                 with T.vectorized(0, self.lanes) as x:
                     weight = self.unpacked(self.words[tile, word, column + x], place)
-                    value = parts[part, c, x] + row[0, word * per_word + place] * weight
+                    value = parts[part, c, x] + buffer[number_of_row, word * per_word + place] * weight
                     T.buffer_store(parts, value, [part, c, x])
 
     def _fetch(self, tile: Any, word: Any) -> None:
@@ -254,7 +272,7 @@ class _Kernel:
         shape = self.weights
         whole = shape.columns % shape.tile_columns == 0
         for number, value in enumerate(sums):
-            column = tile * shape.tile_columns + first + number * self.lanes
+            column = self.column_of(tile) + first + number * self.lanes
             if whole:
                 self._vector(row, column, value)
                 continue
@@ -271,28 +289,30 @@ class _Kernel:
     # Several rows
 
     def many_rows(self) -> None:
-        """Unpack weights into a panel, block by block of the reduction, and multiply the rows by it."""
+        """Multiply all rows, tile by tile of the columns."""
+        with T.parallel(0, self.weights.tiles) as task, T.sblock("panel"):
+            self.rows_of_tile(T.axis.spatial(self.weights.tiles, task), 0, self.data.shape[0])
+
+    def rows_of_tile(self, tile: Any, first: Any, end: Any) -> None:
+        """Unpack a tile of weights into a panel, block by block of the reduction, and multiply rows by it."""
         shape, block = self.weights, self._block()
         blocks = -(-shape.reduction // block)
-        rows = self.data.shape[0]
         vectors = PANEL_VECTORS[self.machine.vector_registers >= 32]
-        with T.parallel(0, shape.tiles) as task, T.sblock("panel"):
-            tile = T.axis.spatial(shape.tiles, task)
-            panel = None  # words of float32 are what a panel would hold
-            if shape.format.bits < WORD_BITS:
-                panel = T.sblock_alloc_buffer((block, shape.tile_columns), "float32")
-            sums = T.sblock_alloc_buffer((ROWS, vectors, self.lanes), "float32", scope="local")
-            with T.serial(0, blocks) as b:
-                if panel is not None:
-                    self._unpack(panel, tile, b, block)
-                with T.serial(0, TILE_VECTORS // vectors) as part:
-                    place = (tile, part * (vectors * self.lanes), b, block)
-                    begin: Any = 0
-                    for count in (ROWS, SMALL_ROWS, 1):
-                        left = rows - begin
-                        with T.serial(0, left // count) as turn:
-                            self._register_tile(panel, sums, place, begin + turn * count, count)
-                        begin = begin + left // count * count
+        panel = None  # words of float32 are what a panel would hold
+        if shape.format.bits < WORD_BITS:
+            panel = T.sblock_alloc_buffer((block, shape.tile_columns), "float32")
+        sums = T.sblock_alloc_buffer((ROWS, vectors, self.lanes), "float32", scope="local")
+        with T.serial(0, blocks) as b:
+            if panel is not None:
+                self._unpack(panel, tile, b, block)
+            with T.serial(0, TILE_VECTORS // vectors) as part:
+                place = (tile, part * (vectors * self.lanes), b, block)
+                begin: Any = first
+                for count in (ROWS, SMALL_ROWS, 1):
+                    left = end - begin
+                    with T.serial(0, left // count) as turn:
+                        self._register_tile(panel, sums, place, begin + turn * count, count)
+                    begin = begin + left // count * count
 
     def _block(self) -> int:
         """Choose how many places of the reduction are unpacked at once: whole words and groups."""
@@ -336,7 +356,7 @@ class _Kernel:
                         T.buffer_store(sums, T.float32(0), [i, c, x])
             with T.Else():
                 for i, c in pairs:
-                    self._earlier(sums, i, c, first + i, tile * shape.tile_columns + column + c * lanes)
+                    self._earlier(sums, i, c, first + i, self.column_of(tile) + column + c * lanes)
         with T.serial(0, tirx.min(block, shape.reduction - b * block)) as k:
             for i, c in pairs:
                 with T.vectorized(0, lanes) as x:
@@ -345,7 +365,7 @@ class _Kernel:
                         weight = T.reinterpret("float32", self.words[tile, b * block + k, at])
                     else:
                         weight = panel[k, at]
-                    value = self.data[first + i, b * block + k] * weight
+                    value = self.data[self.row_of_data(first + i), b * block + k] * weight
                     T.buffer_store(sums, sums[i, c, x] + value, [i, c, x])
         for i in range(count):
             self._store(tile, first + i, column, [_element(sums, i, c) for c in range(int(sums.shape[1]))])

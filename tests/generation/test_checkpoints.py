@@ -37,13 +37,13 @@ def adapted(fields: dict[str, Any], weights: dict[str, np.ndarray]) -> Decoder:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"head_norms": True},
+        {"head_norms": "heads"},
         {"activation": "gelu", "rotary_gain": 1.25, "rates": [1.0, 0.5, 0.3, 0.1, 0.01, 0.0, 0.0, 0.0]},
     ],
 )
 def test_greedy_tokens(fields: dict[str, Any]) -> None:
     config = DecoderConfig(**SIZES["llama-tiny"].to_json() | fields)
-    model = made_up(config, biased=True)
+    model = made_up(config, biases=("qkv",))
     require_same(model, Generator.compile(model, context=CONTEXT), 60)
 
 
@@ -167,11 +167,16 @@ def test_integers_are_no_weights() -> None:
         Decoder(SIZES["llama-tiny"], weights)
 
 
-def test_a_window_ends_the_context() -> None:
-    def positions(**fields: Any) -> int:
-        return config_from_checkpoint(described(sliding_window=64, **fields), "config.json").positions
+def test_windows() -> None:
+    def windows(**fields: Any) -> tuple[int, ...] | None:
+        config = config_from_checkpoint(described(sliding_window=64, num_hidden_layers=4, **fields), "config.json")
+        assert config.positions == 512
+        return config.windows if config.windows is None else tuple(config.windows)
 
-    assert positions(model_type="mistral") == 64
-    assert positions(model_type="qwen2") == 512
-    assert positions(model_type="qwen3", use_sliding_window=True) == 64
-    assert positions(model_type="qwen2", use_sliding_window=True, layer_types=["full_attention"] * 2) == 512
+    assert windows(model_type="mistral") == (64,) * 4
+    assert windows(model_type="qwen2") is None
+    assert windows(model_type="qwen3", use_sliding_window=True, max_window_layers=3) == (0, 0, 0, 64)
+    assert windows(model_type="qwen2", use_sliding_window=True, layer_types=["full_attention"] * 4) is None
+    assert windows(model_type="gemma2", hidden_act=None) == (64, 0, 64, 0)
+    assert windows(model_type="olmo3") == (64, 64, 64, 0)
+    assert windows(model_type="olmo3", layer_types=["full_attention", "sliding_attention"] * 2) == (0, 64, 0, 64)

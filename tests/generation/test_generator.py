@@ -13,11 +13,12 @@ import torch
 import tvm_ext
 from tests.commands import Commands
 from tvm_ext import Generator
+from tvm_ext.bench.decoder_peers import rounded
 from tvm_ext.errors import InputError, ModelError, OptionError
 from tvm_ext.generation.checkpoints import config_from_checkpoint
 from tvm_ext.generation.decoder import Decoder
 from tvm_ext.generation.definitions import SIZES, Transformer, made_up
-from tvm_ext.generation.quantization import dequantized, quantized, weight_format
+from tvm_ext.generation.quantization import quantized, weight_format
 
 CONTEXT = 150
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
@@ -28,7 +29,7 @@ TIE = 1e-3
 @pytest.fixture(scope="module")
 def llama() -> tuple[Transformer, Generator]:
     """Give a model of torch, and the same compiled."""
-    model = made_up(SIZES["llama-tiny"], biased=True)
+    model = made_up(SIZES["llama-tiny"], biases=("qkv",))
     return model, Generator.compile(model, context=CONTEXT)
 
 
@@ -114,6 +115,33 @@ def test_bad_ids_are_refused(llama: tuple[Transformer, Generator], ids: object) 
     assert generator.length == 0
 
 
+def test_texts_end_with_stop_ids(llama: tuple[Transformer, Generator]) -> None:
+    _, generator = llama
+    tokens = list(generator.generate(PROMPT, 20))
+    place = next(number for number in range(3, 20) if tokens[number] not in tokens[:number])
+    assert list(generator.generate(PROMPT, 20, [210, tokens[place]])) == tokens[: place + 1]
+    assert list(generator.generate(PROMPT, 1, tokens)) == tokens[:1]
+    for wrong in ([211], [-1], [1.5], 3, None):
+        with pytest.raises(InputError, match=r"^stop ids: "):
+            generator.generate(PROMPT, 3, wrong)  # type: ignore[arg-type]
+
+
+def test_no_token_is_chosen_of_nan(llama: tuple[Transformer, Generator]) -> None:
+    model, generator = llama
+    weights = {name: value.numpy() for name, value in model.state_dict().items()}
+    weights["model.norm.weight"] = np.full(64, np.nan, "float32")
+    with pytest.raises(ModelError, match=r"weight 'model.norm.weight' holds NaN or infinite numbers"):
+        Decoder(model.config, weights)
+    number = next(n for n, array in enumerate(generator._arrays) if array.shape == (64,))
+    kept = generator._arrays[number].copy()
+    generator._arrays[number][:] = 1e38
+    try:
+        with pytest.raises(ModelError, match="NaN, so that none is the highest"):
+            list(generator.generate(PROMPT, 3))
+    finally:
+        generator._arrays[number][:] = kept
+
+
 @pytest.mark.parametrize("count", [-1, 1.5, True, "3"])
 def test_bad_counts_are_refused(llama: tuple[Transformer, Generator], count: object) -> None:
     with pytest.raises(InputError, match=r"^count: "):
@@ -179,6 +207,9 @@ def test_command(commands: Commands, artifact: Path, llama: tuple[Transformer, G
     commands("generate", artifact, "--prompt-ids", "1,x").error(5, "'x' is no whole number")
     commands("generate", artifact, "--prompt-ids", "1,211").error(5, "211 is no token of this model")
     commands("generate", artifact, "--prompt-ids", "1", "--count", "151").error(5, "do not fit a cache of 150")
+    result = commands("generate", artifact, "--prompt-ids", prompt, "--stop-ids", str(expected[0]))
+    assert [int(token) for token in result.stdout.split()] == expected[:1]
+    commands("generate", artifact, "--prompt-ids", "1", "--stop-ids", "2,").error(5, "stop ids: '' is no whole number")
     commands("run", artifact).error(3, "holds a decoder")
 
 
@@ -203,26 +234,13 @@ def test_checkpoints_from_the_command_line(commands: Commands, tmp_path: Path) -
         np.testing.assert_array_equal(decoder.weights[name], weight.numpy())
 
 
-def rounded(model: Transformer, text: str) -> Transformer:
-    """Round the weights of products in a model of torch as they are kept when it is compiled."""
-    form = weight_format(text)
-    tied = model.config.tied
-    assert not tied
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            if value.ndim == 2 and "embed_tokens" not in name:
-                meant = dequantized(*quantized(value.numpy().T, form), form)
-                value.copy_(torch.tensor(meant.T))
-    return model
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["int8", "int4", "int4-32-asymmetric", "int4-128"])
 def test_integer_weights(text: str) -> None:
     config = SIZES["llama-tiny"]
     config = type(config)(**config.to_json() | {"tied": False})
     generator = Generator.compile(made_up(config), weights=text, context=CONTEXT)
-    require_same(rounded(made_up(config), text), generator, 128)
+    require_same(rounded(made_up(config), weight_format(text)), generator, 128)
 
 
 @pytest.mark.slow
@@ -272,18 +290,18 @@ GPT2 = {"model_type": "gpt2", "n_embd": 48, "n_head": 3, "n_layer": 2, "vocab_si
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"hidden_act": "relu"}, "hidden_act is 'relu', which is not supported; candidates are silu, swish, gelu_pyt"),
+        ({"hidden_act": "mish"}, "hidden_act is 'mish', which is not supported; candidates are silu, swish, gelu_pyt"),
         ({"partial_rotary_factor": 0.2}, "partial_rotary_factor is 0.2, so that 3 of the 16 elements"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling is .*candidates are default, linear"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e6}}, "field 'low_freq_factor' is missing"),
-        ({"model_type": "gemma2"}, "model_type 'gemma2' is not supported"),
+        ({"model_type": "mamba2"}, "model_type 'mamba2' keeps a state in place of keys and values"),
+        ({"model_type": "gemma9"}, "model_type 'gemma9' is not supported; candidates are .*gemma2"),
         ({"hidden_size": "wide"}, "a field is no number"),
         ({"rope_parameters": "default"}, "a field is no number"),
         ({"hidden_size": 0}, "field hidden is 0"),
-        (GPT2 | {"activation_function": "relu"}, "activation_function is 'relu'"),
+        (GPT2 | {"activation_function": "tanh"}, "activation_function is 'tanh'"),
         (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
-        (GPT2 | {"tie_word_embeddings": False}, "tie_word_embeddings is False"),
-        (GPT2 | {"n_head": 0}, "a field is no number"),
+        (GPT2 | {"num_attention_heads": 0}, "a field is no number"),
     ],
 )
 def test_checkpoints_that_compute_something_else(fields: dict[str, object], message: str, tmp_path: Path) -> None:
@@ -303,10 +321,12 @@ def test_the_base_of_angles_is_read_where_it_stands() -> None:
 
 
 def test_weights_that_have_no_place() -> None:
-    model = made_up(SIZES["llama-tiny"], biased=True)
+    model = made_up(SIZES["llama-tiny"], biases=("qkv",))
     weights = {name: value.numpy() for name, value in model.state_dict().items()}
     Decoder(model.config, weights | {"lm_head.weight": weights["model.embed_tokens.weight"]})
-    with pytest.raises(ModelError, match=r"'model.layers.0.self_attn.o_proj.bias' belongs to no part"):
+    with pytest.raises(ModelError, match=r"'model.layers.0.self_attn.o_proj.scale' belongs to no part"):
+        Decoder(model.config, weights | {"model.layers.0.self_attn.o_proj.scale": np.zeros(64, "float32")})
+    with pytest.raises(ModelError, match=r"'model.layers.1.self_attn.o_proj.bias' is missing, and others"):
         Decoder(model.config, weights | {"model.layers.0.self_attn.o_proj.bias": np.zeros(64, "float32")})
     del weights["model.layers.1.self_attn.k_proj.bias"]
     with pytest.raises(ModelError, match=r"'model.layers.1.self_attn.k_proj.bias' is missing, and others"):

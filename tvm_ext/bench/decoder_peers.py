@@ -17,12 +17,16 @@ import numpy as np
 import torch
 
 from tvm_ext.generation.decoder import Decoder
-from tvm_ext.generation.definitions import GPT2, Llama, Transformer
+from tvm_ext.generation.definitions import Transformer
 from tvm_ext.generation.quantization import dequantized, quantized
 from tvm_ext.schedules.compute.weight_words import WeightFormat
 
 Step = Callable[[np.ndarray], np.ndarray]
 """Takes ids in behind those before, and gives the logits of the next token."""
+
+
+_FLOATS = ("embed", "router", "shared_gate")
+"""Parts of names of matrices that stay floats."""
 
 
 class _Step(torch.nn.Module):
@@ -40,8 +44,7 @@ class _Step(torch.nn.Module):
 
 def module_of(decoder: Decoder) -> Transformer:
     """Put weights into a module of torch."""
-    biased = any(name.endswith("q_proj.bias") for name in decoder.weights)
-    model = (GPT2 if decoder.config.family == "gpt2" else Llama)(decoder.config, biased)
+    model = Transformer(decoder.config, decoder.biases)
     names = model.state_dict()
     given = {name: torch.tensor(np.asarray(decoder.weights[name], "float32")) for name in names}
     model.load_state_dict(given)
@@ -52,13 +55,13 @@ def rounded(model: Transformer, form: WeightFormat) -> Transformer:
     """Round the weights of products as they are kept when a decoder is compiled; embeddings stay as they are."""
     if not form.is_integer:
         return model
-    turned = model.config.family != "gpt2"  # torch's linear layers hold [columns, reduction]
     with torch.no_grad():
         for name, value in model.named_parameters():
-            if value.ndim == 2 and not any(word in name for word in ("embed_tokens", "wte", "wpe")):
-                weight = value.numpy().T if turned else value.numpy()
-                meant = dequantized(*quantized(np.ascontiguousarray(weight), form), form)
-                value.copy_(torch.tensor(meant.T if turned else meant))
+            if value.ndim < 2 or any(part in name for part in _FLOATS):
+                continue
+            for matrix in value if value.ndim == 3 else value[None]:  # of each expert
+                meant = dequantized(*quantized(np.ascontiguousarray(matrix.numpy().T), form), form)
+                matrix.copy_(torch.tensor(meant.T))
     return model
 
 

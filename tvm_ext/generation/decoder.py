@@ -14,8 +14,16 @@ from tvm_ext.errors import MissingPackageError, ModelError, first_line
 from tvm_ext.generation.checkpoints import adapted_weights, config_from_checkpoint
 from tvm_ext.generation.config import DecoderConfig
 
-_NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
-"""Ends of names of tensors that checkpoints may hold and that are no weights: masks, and rates of angles."""
+_BIASES = {
+    "q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "o_proj": "output", "gate_proj": "up", "up_proj": "up",
+    "down_proj": "down", "lm_head": "logits",
+}  # fmt: skip
+"""Biases that a decoder may come without: all of a kind are there, or none."""
+
+
+def bias_kind(name: str) -> str:
+    """Say which products an optional bias belongs to, by its name."""
+    return _BIASES[name.split(".")[-2]]
 
 
 @dataclass(frozen=True)
@@ -50,23 +58,40 @@ class Decoder:
                     f"{self.name}: weight {name!r} has shape {list(found.shape)} where the configuration says "
                     f"{list(shape)}"
                 )
+            if found is not None and found.dtype.kind not in "iub" and not np.isfinite(found).all():
+                raise ModelError(
+                    f"{self.name}: weight {name!r} holds NaN or infinite numbers, from which no token can be chosen; "
+                    "repair the checkpoint"
+                )
             if found is not None and found.dtype.kind in "iub":
                 raise ModelError(
                     f"{self.name}: weight {name!r} is {found.dtype} where floats were expected; give the checkpoint "
                     "before it was quantised, and ask for integers with the option weights"
                 )
-        biases = [name for name, _, optional in self.config.shapes() if optional]
-        lacking = [name for name in biases if name not in self.weights]
-        if lacking and len(lacking) < len(biases):
-            raise ModelError(f"{self.name}: weight {lacking[0]!r} is missing, and others of its kind are there")
+        for names in self._optional().values():
+            lacking = [name for name in names if name not in self.weights]
+            if lacking and len(lacking) < len(names):
+                raise ModelError(f"{self.name}: weight {lacking[0]!r} is missing, and others of its kind are there")
         known = {name for name, _, _ in self.config.shapes()} | ({"lm_head.weight"} if self.config.tied else set())
-        others = [name for name in self.weights if name not in known and not name.endswith(_NO_WEIGHTS)]
+        others = [name for name in self.weights if name not in known]
         if others:
             more = f" and {len(others) - 1} more" if len(others) > 1 else ""
             raise ModelError(
                 f"{self.name}: weight {others[0]!r}{more} belongs to no part of a decoder of this kind; the model "
                 "computes something else"
             )
+
+    def _optional(self) -> dict[str, list[str]]:
+        kinds: dict[str, list[str]] = {}
+        for name, _, optional in self.config.shapes():
+            if optional:
+                kinds.setdefault(bias_kind(name), []).append(name)
+        return kinds
+
+    @property
+    def biases(self) -> frozenset[str]:
+        """Kinds of products that have biases: ``qkv``, ``output``, ``up``, ``down``, ``logits``."""
+        return frozenset(kind for kind, names in self._optional().items() if names[0] in self.weights)
 
     def weight(self, name: str) -> np.ndarray | None:
         """Give a weight as float32; None where a bias is not there."""

@@ -1,32 +1,46 @@
 """Decoders in plain torch, with made-up weights: what compiled ones are compared with, and exported for other engines.
 
-Parameters have the names that checkpoints have, so that weights of one fit the other.
+Parameters have the names of :meth:`DecoderConfig.shapes`, so that weights of a decoder fit the module.
 """
 
 # mypy: disable-error-code="no-untyped-call, no-any-return"
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from tvm_ext.generation.config import DecoderConfig
+from tvm_ext.generation.decoder import bias_kind
 
 Cache = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer, ``[1, kv_heads, positions, head_size]``."""
 
+_GPT2: dict[str, Any] = {"norm": "layer", "positional": "learnt", "gated": False, "activation": "gelu"}
+
 SIZES = {
-    "gpt2-124m": DecoderConfig("gpt2", 12, 768, 12, 12, 64, 3072, 50257, 1024),
-    "qwen-0.5b": DecoderConfig("llama", 24, 896, 14, 2, 64, 4864, 151936, 32768, 1e-6, 1e6),
-    "llama-1.1b": DecoderConfig("llama", 22, 2048, 32, 4, 64, 5632, 32000, 2048, tied=False),
-    "qwen-1.5b": DecoderConfig("llama", 28, 1536, 12, 2, 128, 8960, 151936, 32768, 1e-6, 1e6),
-    "gpt2-tiny": DecoderConfig("gpt2", 2, 48, 3, 3, 16, 192, 211, 160),
-    "llama-tiny": DecoderConfig("llama", 2, 64, 4, 2, 16, 96, 211, 512),
+    "gpt2-124m": DecoderConfig(12, 768, 12, 12, 64, 3072, 50257, 1024, **_GPT2),
+    "qwen-0.5b": DecoderConfig(24, 896, 14, 2, 64, 4864, 151936, 32768, 1e-6, 1e6),
+    "llama-1.1b": DecoderConfig(22, 2048, 32, 4, 64, 5632, 32000, 2048, tied=False),
+    "qwen-1.5b": DecoderConfig(28, 1536, 12, 2, 128, 8960, 151936, 32768, 1e-6, 1e6),
+    "gpt2-tiny": DecoderConfig(2, 48, 3, 3, 16, 192, 211, 160, **_GPT2),
+    "llama-tiny": DecoderConfig(2, 64, 4, 2, 16, 96, 211, 512),
 }
 """Extents of known decoders, and of two that are small enough for tests."""
 
+_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu": lambda x: functional.gelu(x, approximate="tanh"),
+    "exact_gelu": functional.gelu,
+    "relu": functional.relu,
+    "squared_relu": lambda x: functional.relu(x).square(),
+}
 
-def made_up(config: DecoderConfig, seed: int = 0, biased: bool = False) -> Transformer:
+
+def made_up(config: DecoderConfig, seed: int = 0, biases: Iterable[str] | None = None) -> Transformer:
     """Make a decoder with random weights, scaled so that tokens stay about as large from block to block.
 
     Parameters
@@ -34,8 +48,9 @@ def made_up(config: DecoderConfig, seed: int = 0, biased: bool = False) -> Trans
     config : DecoderConfig
     seed : int
         The same seed gives the same weights.
-    biased : bool
-        Give queries, keys and values biases, as Qwen2 has them.
+    biases : iterable of str, optional
+        Products that have biases, of ``qkv`` (as Qwen2), ``output``, ``up``, ``down`` and ``logits``; all but the last
+        by default where norms are centred (as GPT-2), none elsewhere.
 
     Returns
     -------
@@ -43,25 +58,47 @@ def made_up(config: DecoderConfig, seed: int = 0, biased: bool = False) -> Trans
         In float32, for inference.
     """
     generator = torch.Generator().manual_seed(seed)
-    model = (GPT2 if config.family == "gpt2" else Llama)(config, biased)
+    if biases is None:
+        biases = ("qkv", "output", "up", "down") if config.centred else ()
+    model = Transformer(config, biases)
     with torch.no_grad():
         for name, value in model.named_parameters():
             if name.endswith("bias"):
                 value.normal_(0, 0.1, generator=generator)
             elif value.ndim == 1:
                 value.normal_(1, 0.1, generator=generator)
-            elif "embed" in name or "wte" in name or "wpe" in name:
+            elif "embed" in name:
                 value.normal_(0, 0.02, generator=generator)
             else:
-                rows = value.shape[0] if config.family == "gpt2" else value.shape[1]
-                value.normal_(0, rows**-0.5, generator=generator)
+                value.normal_(0, value.shape[-1] ** -0.5, generator=generator)
     return model.eval()
 
 
 class Transformer(nn.Module):
-    """A decoder: token ids and a cache to logits and a longer cache."""
+    """A decoder: token ids and a cache to logits and a longer cache.
 
-    config: DecoderConfig
+    Parameters
+    ----------
+    config : DecoderConfig
+    biases : iterable of str
+        Products that have biases.
+    """
+
+    def __init__(self, config: DecoderConfig, biases: Iterable[str] = ()) -> None:
+        super().__init__()
+        self.config = config
+        for name, shape, optional in config.shapes():
+            if not optional or bias_kind(name) in biases:
+                self._register(name, nn.Parameter(torch.empty(shape)))
+
+    def _register(self, name: str, value: nn.Parameter) -> None:
+        *path, end = name.split(".")
+        module: nn.Module = self
+        for part in path:
+            if part not in module._modules:
+                module.add_module(part, nn.Module())
+            module = module.get_submodule(part)
+        module.register_parameter(end, value)
 
     def forward(self, ids: Tensor, past: Cache | None = None) -> tuple[Tensor, Cache]:
         """Compute logits of all tokens.
@@ -78,7 +115,117 @@ class Transformer(nn.Module):
         tuple
             Logits ``[1, tokens, vocabulary]``, and the cache with these tokens.
         """
-        raise NotImplementedError
+        config = self.config
+        begin = 0 if past is None else past[0][0].shape[2]
+        table = self.get_parameter("model.embed_tokens.weight")
+        x, caches = functional.embedding(ids, table), []
+        if config.positional == "learnt":
+            places = torch.arange(ids.shape[1]) + begin
+            x = x + functional.embedding(places, self.get_parameter("model.embed_positions.weight"))
+        if config.embedding_norm:
+            x = self._norm(x, "model.embed_norm")
+        for number in range(config.layers):
+            x, cache = self._block(x, number, None if past is None else past[number])
+            caches.append(cache)
+        x = self._norm(x, "model.norm")
+        logits = functional.linear(x, table) if config.tied else functional.linear(x, self._given("lm_head.weight"))
+        bias = self._found("lm_head.bias")
+        logits = logits if bias is None else logits + bias
+        return _capped(logits, config.logit_cap), caches
+
+    def _given(self, name: str) -> Tensor:
+        return self.get_parameter(name)
+
+    def _found(self, name: str) -> Tensor | None:
+        module, _, end = name.rpartition(".")
+        try:
+            return self.get_submodule(module)._parameters.get(end)
+        except AttributeError:
+            return None
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return functional.linear(x, self._given(f"{name}.weight"), self._found(f"{name}.bias"))
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        return self._normed(x) * self._given(f"{name}.weight") + (
+            self._given(f"{name}.bias") if self.config.centred else 0
+        )
+
+    def _normed(self, x: Tensor) -> Tensor:
+        if self.config.centred:
+            x = x - x.mean(-1, keepdim=True)
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.config.epsilon)
+
+    def _block(
+        self, x: Tensor, number: int, past: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        config, prefix = self.config, f"model.layers.{number}."
+        before, after = config.norms in ("before", "both"), config.norms in ("after", "both")
+        given = self._norm(x, prefix + "input_layernorm") if before else x
+        result, cache = self._attention(given, number, past)
+        result = self._norm(result, prefix + "self_attn.norm") if after else result
+        if config.residual == "serial":
+            x = given = x + result
+            result = torch.zeros_like(x)
+        else:
+            given = given if config.residual == "shared" else x
+        if before and config.residual != "shared":
+            given = self._norm(given, prefix + "post_attention_layernorm")
+        inner = (self._mixture if config.mixed(number) else self._network)(given, prefix + "mlp.")
+        return x + result + (self._norm(inner, prefix + "mlp.norm") if after else inner), cache
+
+    def _network(self, x: Tensor, prefix: str) -> Tensor:
+        activation = _ACTIVATIONS[self.config.activation]
+        inner = self._linear(x, prefix + "up_proj")
+        if self.config.gated:
+            return self._linear(activation(self._linear(x, prefix + "gate_proj")) * inner, prefix + "down_proj")
+        return self._linear(activation(inner), prefix + "down_proj")
+
+    def _mixture(self, x: Tensor, prefix: str) -> Tensor:
+        config, activation = self.config, _ACTIVATIONS[self.config.activation]
+        shares = torch.softmax(self._linear(x, prefix + "router"), -1)
+        best = shares.topk(config.chosen or 0, -1)
+        gates = torch.zeros_like(shares).scatter(-1, best.indices, best.values)
+        gates = gates / best.values.sum(-1, keepdim=True) if config.normalised else gates
+        ups, downs = self._given(prefix + "experts.gate_up_proj"), self._given(prefix + "experts.down_proj")
+        result = torch.zeros_like(x)
+        for expert in range(config.experts or 0):
+            gate, up = functional.linear(x, ups[expert]).chunk(2, -1)
+            result = result + gates[..., expert, None] * functional.linear(activation(gate) * up, downs[expert])
+        if config.shared_inner is not None:
+            weight = torch.sigmoid(self._linear(x, prefix + "shared_gate"))
+            result = result + weight * self._network(x, prefix + "shared.")
+        return result
+
+    def _head_norm(self, x: Tensor, heads: int, name: str) -> Tensor:
+        config = self.config
+        if config.head_norms == "none":
+            return x
+        parts = x.reshape(1, x.shape[1], heads, -1) if config.head_norms == "heads" else x
+        normed = self._normed(parts).reshape(x.shape) * self._given(f"{name}.weight")
+        return normed + self._given(f"{name}.bias") if config.centred else normed
+
+    def _attention(
+        self, x: Tensor, number: int, past: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        config, prefix = self.config, f"model.layers.{number}.self_attn."
+        begin = 0 if past is None else past[0].shape[2]
+        query = self._head_norm(self._linear(x, prefix + "q_proj"), config.heads, prefix + "q_norm")
+        key = self._head_norm(self._linear(x, prefix + "k_proj"), config.kv_heads, prefix + "k_norm")
+        value = heads_of(self._linear(x, prefix + "v_proj"), config.kv_heads)
+        query, key = heads_of(query, config.heads), heads_of(key, config.kv_heads)
+        turns = config.turns(number)
+        if turns is not None:
+            given = config.rates if turns == "angles" else config.window_rates
+            powers = torch.arange(0, config.head_size, 2).float() / config.head_size
+            rates = config.rotary_base**-powers if given is None else torch.tensor(given)
+            angles = (torch.arange(x.shape[1]) + begin).float()[:, None] * rates[None, :]
+            gain = config.rotary_gain if turns == "angles" else 1.0
+            query, key = (turned(part, angles.cos() * gain, angles.sin() * gain) for part in (query, key))
+        if past is not None:
+            key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
+        result = attention(query, key, value, config, config.window(number))
+        return self._linear(result, prefix + "o_proj"), (key, value)
 
     @torch.no_grad()
     def generate(self, ids: list[int], count: int) -> tuple[list[int], list[float]]:
@@ -100,185 +247,37 @@ class Transformer(nn.Module):
         return tokens, margins
 
 
-def attention(
-    query: Tensor, key: Tensor, value: Tensor, past: tuple[Tensor, Tensor] | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Attend over a cache and the new tokens; gives the result ``[1, tokens, heads * head_size]``, keys and values."""
-    if past is not None:
-        key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
+def attention(query: Tensor, key: Tensor, value: Tensor, config: DecoderConfig, window: int) -> Tensor:
+    """Attend: queries of the last tokens, keys and values of all; gives ``[1, tokens, heads * head_size]``."""
     tokens, total, shared = query.shape[2], key.shape[2], query.shape[1] // key.shape[1]
     # Keys of all heads by expansion: exporters make of it what they make of checkpoints' own code.
     keys, values = (
         part[:, :, None].expand(-1, -1, shared, -1, -1).reshape(1, query.shape[1], total, part.shape[3])
         for part in (key, value)
     )
-    scores = query @ keys.transpose(2, 3) * query.shape[3] ** -0.5
+    scores = _capped(query @ keys.transpose(2, 3) * query.shape[3] ** -0.5, config.score_cap)
     places = torch.arange(total)
-    hidden = places[None, :] > places[total - tokens :, None]
+    if config.slopes is not None:
+        scores = scores + torch.tensor(config.added_to_scores(total))[:, None]
+    rows = places[total - tokens :, None]
+    hidden = places[None, :] > rows
+    if window:
+        hidden = hidden | (places[None, :] <= rows - window)
     scores = scores.masked_fill(hidden, float("-inf"))
     result = torch.softmax(scores, -1) @ values
-    return result.transpose(1, 2).reshape(1, tokens, -1), key, value
+    return result.transpose(1, 2).reshape(1, tokens, -1)
+
+
+def turned(part: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Turn heads by the angles of their positions."""
+    first, second = part.chunk(2, -1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
+
+
+def _capped(x: Tensor, cap: float | None) -> Tensor:
+    return x if cap is None else torch.tanh(x / cap) * cap
 
 
 def heads_of(x: Tensor, heads: int) -> Tensor:
     """``[1, tokens, heads * size]`` to ``[1, heads, tokens, size]``."""
     return x.reshape(1, x.shape[1], heads, -1).transpose(1, 2)
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square norm."""
-
-    def __init__(self, hidden: int, epsilon: float) -> None:
-        super().__init__()
-        self.weight, self.epsilon = nn.Parameter(torch.ones(hidden)), epsilon
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Norm the last axis."""
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.epsilon) * self.weight
-
-
-class LlamaAttention(nn.Module):
-    """Attention with rotary positions and shared heads of keys and values."""
-
-    def __init__(self, config: DecoderConfig, biased: bool) -> None:
-        super().__init__()
-        self.config = config
-        size = config.head_size
-        self.q_proj = nn.Linear(config.hidden, config.heads * size, biased)
-        self.k_proj = nn.Linear(config.hidden, config.kv_heads * size, biased)
-        self.v_proj = nn.Linear(config.hidden, config.kv_heads * size, biased)
-        self.o_proj = nn.Linear(config.heads * size, config.hidden, False)
-        if config.head_norms:
-            self.q_norm, self.k_norm = RMSNorm(size, config.epsilon), RMSNorm(size, config.epsilon)
-
-    def forward(self, x: Tensor, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Attend; gives the result and the longer cache."""
-        config = self.config
-        begin = 0 if past is None else past[0].shape[2]
-        powers = torch.arange(0, config.head_size, 2).float() / config.head_size
-        rates = config.rotary_base**-powers if config.rates is None else torch.tensor(config.rates)
-        angles = (torch.arange(x.shape[1]) + begin).float()[:, None] * rates[None, :]
-        cosine, sine = angles.cos() * config.rotary_gain, angles.sin() * config.rotary_gain
-
-        def turned(part: Tensor) -> Tensor:
-            first, second = part.chunk(2, -1)
-            return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
-
-        query, key = heads_of(self.q_proj(x), config.heads), heads_of(self.k_proj(x), config.kv_heads)
-        if config.head_norms:
-            query, key = self.q_norm(query), self.k_norm(key)
-        result, key, value = attention(turned(query), turned(key), heads_of(self.v_proj(x), config.kv_heads), past)
-        return self.o_proj(result), (key, value)
-
-
-class LlamaMLP(nn.Module):
-    """SwiGLU, or GELU in its place."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.activation = config.activation
-        self.gate_proj = nn.Linear(config.hidden, config.inner, False)
-        self.up_proj = nn.Linear(config.hidden, config.inner, False)
-        self.down_proj = nn.Linear(config.inner, config.hidden, False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the network."""
-        gate = self.gate_proj(x)
-        gate = functional.silu(gate) if self.activation == "silu" else functional.gelu(gate, approximate="tanh")
-        return self.down_proj(gate * self.up_proj(x))
-
-
-class LlamaBlock(nn.Module):
-    """A block of Llama."""
-
-    def __init__(self, config: DecoderConfig, biased: bool) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden, config.epsilon)
-        self.self_attn = LlamaAttention(config, biased)
-        self.post_attention_layernorm = RMSNorm(config.hidden, config.epsilon)
-        self.mlp = LlamaMLP(config)
-
-    def forward(self, x: Tensor, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Apply the block."""
-        result, cache = self.self_attn(self.input_layernorm(x), past)
-        x = x + result
-        return x + self.mlp(self.post_attention_layernorm(x)), cache
-
-
-class Llama(Transformer):
-    """A decoder of the kind of Llama and Qwen2."""
-
-    def __init__(self, config: DecoderConfig, biased: bool = False) -> None:
-        super().__init__()
-        self.config = config
-        self.model = nn.Module()
-        self.model.embed_tokens = nn.Embedding(config.vocabulary, config.hidden)
-        self.model.layers = nn.ModuleList(LlamaBlock(config, biased) for _ in range(config.layers))
-        self.model.norm = RMSNorm(config.hidden, config.epsilon)
-        if not config.tied:
-            self.lm_head = nn.Linear(config.hidden, config.vocabulary, False)
-
-    def forward(self, ids: Tensor, past: Cache | None = None) -> tuple[Tensor, Cache]:
-        """Compute logits of all tokens."""
-        x, caches = self.model.embed_tokens(ids), []
-        for number, block in enumerate(self.model.layers):
-            x, cache = block(x, None if past is None else past[number])
-            caches.append(cache)
-        head = self.model.embed_tokens.weight if self.config.tied else self.lm_head.weight
-        return functional.linear(self.model.norm(x), head), caches
-
-
-class Conv1D(nn.Module):
-    """A linear layer whose weight is stored ``[inputs, outputs]``."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.empty(inputs, outputs)), nn.Parameter(torch.empty(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer."""
-        return x @ self.weight + self.bias
-
-
-class GPT2Block(nn.Module):
-    """A block of GPT-2."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.ln_1 = nn.LayerNorm(config.hidden, config.epsilon)
-        self.attn = nn.Module()
-        self.attn.c_attn = Conv1D(config.hidden, 3 * config.hidden)
-        self.attn.c_proj = Conv1D(config.hidden, config.hidden)
-        self.ln_2 = nn.LayerNorm(config.hidden, config.epsilon)
-        self.mlp = nn.Module()
-        self.mlp.c_fc, self.mlp.c_proj = Conv1D(config.hidden, config.inner), Conv1D(config.inner, config.hidden)
-
-    def forward(self, x: Tensor, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Apply the block."""
-        query, key, value = (heads_of(part, self.config.heads) for part in self.attn.c_attn(self.ln_1(x)).chunk(3, -1))
-        result, key, value = attention(query, key, value, past)
-        x = x + self.attn.c_proj(result)
-        inner = functional.gelu(self.mlp.c_fc(self.ln_2(x)), approximate="tanh")
-        return x + self.mlp.c_proj(inner), (key, value)
-
-
-class GPT2(Transformer):
-    """A decoder of the kind of GPT-2; all its layers have biases."""
-
-    def __init__(self, config: DecoderConfig, _biased: bool = True) -> None:
-        super().__init__()
-        self.config = config
-        self.wte = nn.Embedding(config.vocabulary, config.hidden)
-        self.wpe = nn.Embedding(config.positions, config.hidden)
-        self.h = nn.ModuleList(GPT2Block(config) for _ in range(config.layers))
-        self.ln_f = nn.LayerNorm(config.hidden, config.epsilon)
-
-    def forward(self, ids: Tensor, past: Cache | None = None) -> tuple[Tensor, Cache]:
-        """Compute logits of all tokens."""
-        begin = 0 if past is None else past[0][0].shape[2]
-        x, caches = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]) + begin), []
-        for number, block in enumerate(self.h):
-            x, cache = block(x, None if past is None else past[number])
-            caches.append(cache)
-        return functional.linear(self.ln_f(x), self.wte.weight), caches

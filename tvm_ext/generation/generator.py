@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +22,11 @@ from tvm_ext.artifact.metadata import FORMAT, REMEDY, check_file, file_record
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.compiler import generate_code, lower, recorded_versions
 from tvm_ext.errors import InputError, ModelError, OptionError, TargetError
+from tvm_ext.generation.arrays import ALIGNMENT, aligned, copied, read_arrays
 from tvm_ext.generation.config import DecoderConfig
 from tvm_ext.generation.decoder import Decoder
-from tvm_ext.generation.module import Layout, decoder_module
+from tvm_ext.generation.layout import Layout
+from tvm_ext.generation.module import decoder_module
 from tvm_ext.generation.quantization import weight_format
 from tvm_ext.pipeline import checked_options
 from tvm_ext.relax_utils import plain
@@ -39,8 +39,6 @@ WEIGHTS = "weights.bin"
 
 MOST_TOKENS = 512
 """Tokens that are prefilled at once; a longer prompt is taken in parts."""
-
-ALIGNMENT = 64
 
 
 class Generator:
@@ -62,8 +60,8 @@ class Generator:
         self.context, self.length = int(facts["context"]), 0
         self._arrays = list(arrays)
         self._weights = [tvm_ffi.from_dlpack(array) for array in arrays]
-        self._caches = [tvm_ffi.from_dlpack(_aligned(tuple(shape), "float32")) for shape in facts["caches"]]
-        self._token, self._position = _aligned((1,), "int64"), _aligned((1,), "int64")
+        self._caches = [tvm_ffi.from_dlpack(aligned(tuple(shape), "float32")) for shape in facts["caches"]]
+        self._token, self._position = aligned((1,), "int64"), aligned((1,), "int64")
         # What every token is computed from, as it is handed over.
         self._one_token = tvm_ffi.from_dlpack(self._token)
         self._given = [tvm_ffi.from_dlpack(self._position), *self._caches, *self._weights]
@@ -118,8 +116,7 @@ class Generator:
             raise TargetError(f"decoders are compiled for CPUs, and target {resolved.kind.name} is none")
         form = weight_format(weights)
         report = progress or (lambda step: None)
-        biased = any(name.endswith("q_proj.bias") for name in decoder.weights)
-        layout = Layout(config, form, context, found, biased)
+        layout = Layout(config, form, context, found, decoder.biases)
         report("write kernels")
         module = decoder_module(layout, min(MOST_TOKENS, context))
         start = time.perf_counter()
@@ -128,7 +125,7 @@ class Generator:
         executable = generate_code(lowered, resolved)
         seconds["generate code"] = time.perf_counter() - start
         report("pack weights")
-        arrays = [_copied(array) for array in layout.arrays(decoder)]
+        arrays = [copied(array) for array in layout.arrays(decoder)]
         facts = {
             "config": config.to_json(),
             "weights": str(form),
@@ -181,7 +178,7 @@ class Generator:
             raise ModelError(f"{path / METADATA} is damaged, field decoder was changed; {REMEDY}")
         check_file(path / WEIGHTS, metadata["files"][WEIGHTS])
         try:
-            arrays = list(_read(path / WEIGHTS, facts["tensors"]))
+            arrays = list(read_arrays(path / WEIGHTS, facts["tensors"]))
             loaded = _DecoderModel(module, metadata, arrays, path / LIBRARY)
             return cls(loaded, arrays)
         except (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, TypeError, ValueError) as error:
@@ -228,15 +225,25 @@ class Generator:
             checked = self._checked([token], self.length)
             return self._step("decode", checked)
 
-    def generate(self, prompt_ids: Sequence[int], count: int) -> Iterator[int]:
+    def generate(self, prompt_ids: Sequence[int], count: int, stop_ids: Sequence[int] = ()) -> Iterator[int]:
         """Forget all tokens, take in a prompt, and give tokens one by one, each the one with the highest logit.
 
         That happens for the first token; until then the cache holds what it held. There is one cache: what
         :meth:`prefill`, :meth:`decode`, :meth:`reset` or another :meth:`generate` does to it between two tokens ends
         the older sequence.
 
+        Parameters
+        ----------
+        prompt_ids : sequence of int
+        count : int
+            Tokens to give, at most.
+        stop_ids : sequence of int
+            Tokens that end a text; the first of them is the last that is given. Checkpoints call it ``eos_token_id``.
+
         Raises
         ------
+        ModelError
+            If a logit is NaN, so that none is the highest.
         InputError
             As :meth:`prefill`; before anything is computed if prompt and new tokens do not fit the cache. For a
             further token of a sequence that another call has ended.
@@ -244,23 +251,26 @@ class Generator:
         if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 0:
             raise InputError(f"count: {count!r} is no number of tokens; give 0 or more")
         prompt = self._checked(prompt_ids, 0)
+        stops = frozenset(map(int, self._ids(stop_ids, "stop ids"))) if np.size(stop_ids) else frozenset()
         if len(prompt) + count - 1 > self.context:
             raise InputError(
                 f"count: {count} tokens behind a prompt of {len(prompt)} do not fit a cache of {self.context} tokens; "
                 "ask for fewer, or compile with a larger context"
             )
-        return self._generated(prompt, int(count))
+        return self._generated(prompt, int(count), stops)
 
-    def _generated(self, prompt: np.ndarray, count: int) -> Iterator[int]:
+    def _generated(self, prompt: np.ndarray, count: int, stops: frozenset[int]) -> Iterator[int]:
         if not count:
             return
         with self._turn:
             self.reset()
             logits = self.prefill(prompt)
             calls = self._calls
+        token = _highest(logits)
         for _ in range(count - 1):
-            token = int(logits.argmax())
             yield token
+            if token in stops:
+                return
             with self._turn:
                 if self._calls != calls:
                     raise InputError(
@@ -269,31 +279,37 @@ class Generator:
                     )
                 logits = self.decode(token)
                 calls = self._calls
-        yield int(logits.argmax())
+            token = _highest(logits)
+        yield token
 
     def _checked(self, ids: Any, held: int) -> np.ndarray:
-        """Give ids as an array; ``held`` tokens are in the cache before them."""
+        """Give ids of a prompt as an array; ``held`` tokens are in the cache before them."""
+        array = self._ids(ids, "prompt ids")
+        if held + array.size > self.context:
+            raise InputError(
+                f"prompt ids: {array.size} more tokens do not fit the cache, which holds {held} of {self.context}; "
+                "call reset(), or compile with a larger context"
+            )
+        return array
+
+    def _ids(self, ids: Any, what: str) -> np.ndarray:
+        """Give ids as an array, each of them a token of the model."""
         try:
             array = np.asarray(ids)
         except (ValueError, OverflowError) as error:
-            raise InputError(f"prompt ids: no array can be made of them: {error}") from None
+            raise InputError(f"{what}: no array can be made of them: {error}") from None
         whole = array.dtype.kind in "iu" or (
             array.dtype == object and all(isinstance(number, int) and number is not True for number in array.flat)
         )
         if array.ndim != 1 or not array.size or not whole:
             raise InputError(
-                f"prompt ids: {array.dtype}{list(array.shape)} is given where a sequence of at least one whole number "
+                f"{what}: {array.dtype}{list(array.shape)} is given where a sequence of at least one whole number "
                 "is expected"
             )
         wrong = array[(array < 0) | (array >= self.config.vocabulary)]
         if wrong.size:
             raise InputError(
-                f"prompt ids: {wrong[0]!s:.40} is no token of this model; ids go from 0 to {self.config.vocabulary - 1}"
-            )
-        if held + array.size > self.context:
-            raise InputError(
-                f"prompt ids: {array.size} more tokens do not fit the cache, which holds {held} of {self.context}; "
-                "call reset(), or compile with a larger context"
+                f"{what}: {wrong[0]!s:.40} is no token of this model; ids go from 0 to {self.config.vocabulary - 1}"
             )
         return array.astype("int64")
 
@@ -302,7 +318,7 @@ class Generator:
         if len(ids) == 1:
             self._token[0], given = ids[0], self._one_token
         else:
-            tokens = _aligned((len(ids),), "int64")
+            tokens = aligned((len(ids),), "int64")
             tokens[:] = ids
             given = tvm_ffi.from_dlpack(tokens)
 
@@ -338,36 +354,17 @@ class _DecoderModel(CompiledModel):
         (partial / METADATA).write_text(json.dumps(self.metadata, indent=2) + "\n", encoding="utf-8")
 
 
+def _highest(logits: np.ndarray) -> int:
+    token = int(logits.argmax())
+    if np.isnan(logits[token]):
+        raise ModelError(
+            f"generate: the logit of token {token} is NaN, so that none is the highest; numbers of the model overflow, "
+            "or its weights were damaged"
+        )
+    return token
+
+
 def _digest(facts: Mapping[str, Any]) -> str:
     """Give the SHA-256 of what an artifact says of its decoder."""
     text = json.dumps({key: value for key, value in facts.items() if key != "sha256"}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _aligned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Make an array of zeros as kernels want it: at the beginning of a cache line, on large pages if it is large."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    memory = mmap.mmap(-1, max(size, 1))
-    if size >= 1 << 21 and hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, dtype, int(np.prod(shape))).reshape(shape)
-
-
-def _copied(array: np.ndarray) -> np.ndarray:
-    copy = _aligned(array.shape, str(array.dtype))
-    copy[...] = array
-    return copy
-
-
-def _read(path: Path, tensors: Sequence[Any]) -> Iterator[np.ndarray]:
-    """Read the weights of an artifact."""
-    shapes = [tuple(int(extent) for extent in shape) for shape, _ in tensors]
-    sizes = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, (_, dtype) in zip(shapes, tensors, strict=True)]
-    begins = accumulate((size + -size % ALIGNMENT for size in sizes), initial=0)
-    with path.open("rb") as stream:
-        for begin, shape, (_, dtype) in zip(begins, shapes, tensors, strict=False):
-            array = _aligned(shape, dtype)
-            stream.seek(begin)
-            if stream.readinto(array.reshape(-1).view("uint8").data) != array.nbytes:
-                raise ValueError(f"{path.name} ends inside a tensor")
-            yield array

@@ -7,197 +7,17 @@ that a kernel changes, and the kernel that reads it needs the queries that come 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from tvm_ext.generation.config import DecoderConfig
-from tvm_ext.generation.decoder import Decoder
-from tvm_ext.generation.quantization import stored
+from tvm_ext.generation.layout import Layout
 from tvm_ext.schedules.compute.weight_words import WeightFormat, WeightShape
-from tvm_ext.schedules.cpu import cached_attention, decoder_kernels
-from tvm_ext.schedules.cpu.cached_attention import HeadShape
-from tvm_ext.schedules.cpu.machine import Machine
+from tvm_ext.schedules.cpu import cached_attention, decoder_kernels, expert_kernels
+from tvm_ext.schedules.cpu.cached_attention import Scores
 from tvm_ext.schedules.cpu.word_product import word_product
-
-Read = Callable[[Decoder], np.ndarray]
-
-
-@dataclass(frozen=True)
-class Stored:
-    """Tensors that a compiled decoder is given, made of weights of the decoder.
-
-    Attributes
-    ----------
-    shapes : tuple
-        Shape and type of each.
-    make : callable
-        Makes them of a decoder.
-    """
-
-    shapes: tuple[tuple[tuple[int, ...], str], ...]
-    make: Callable[[Decoder], Sequence[np.ndarray]]
-
-
-@dataclass
-class Layout:
-    """What tensors a compiled decoder is given, and in what order.
-
-    Attributes
-    ----------
-    config : DecoderConfig
-    form : WeightFormat
-        Of the weights of products.
-    context : int
-        Positions that the cache has room for.
-    machine : Machine
-    biased : bool
-        Queries, keys and values have biases.
-    """
-
-    config: DecoderConfig
-    form: WeightFormat
-    context: int
-    machine: Machine
-    biased: bool
-    entries: dict[str, Stored] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name, entry in (_gpt2 if self.config.family == "gpt2" else _llama)(self):
-            self.entries[name] = entry
-
-    @property
-    def heads(self) -> HeadShape:
-        """Extents of the attention."""
-        config = self.config
-        return HeadShape(config.heads, config.kv_heads, config.head_size, self.context, self.machine.lanes("float32"))
-
-    def product(self, reduction: int, columns: int) -> WeightShape:
-        """How the weights of a product are stored."""
-        return WeightShape(reduction, columns, self.machine.lanes("float32"), self.form)
-
-    def matrix(self, reduction: int, columns: int, read: Read) -> Stored:
-        """Weights of a product; ``read`` gives them as ``[reduction, columns]``."""
-        shape = self.product(reduction, columns)
-        return Stored(shape.stored, lambda decoder: stored(read(decoder), self.form, shape.lanes))
-
-    @property
-    def caches(self) -> list[tuple[int, ...]]:
-        """Shapes of the tensors of the cache, layer by layer keys and values."""
-        return [self.heads.keys, self.heads.values] * self.config.layers
-
-    @property
-    def shapes(self) -> list[tuple[tuple[int, ...], str]]:
-        """Shapes and types of all weights, in order."""
-        return [shape for entry in self.entries.values() for shape in entry.shapes]
-
-    def arrays(self, decoder: Decoder) -> Iterator[np.ndarray]:
-        """Make all weights, in order."""
-        for entry in self.entries.values():
-            yield from entry.make(decoder)
-
-    def bytes_per_token(self) -> int:
-        """Count the bytes of weights that the products of one token read."""
-        matrices = (entry for entry in self.entries.values() if entry.shapes[0][1] == "uint32")
-        return sum(4 * int(np.prod(shape)) for entry in matrices for shape, _ in entry.shapes)
-
-
-def _vector(name: str, *shape: int) -> Stored:
-    def make(decoder: Decoder) -> list[np.ndarray]:
-        found = decoder.weight(name)
-        assert found is not None
-        return [found]
-
-    return Stored(((shape, "float32"),), make)
-
-
-def _columns(*names: str) -> Read:
-    """Read matrices that are stored ``[columns, reduction]``, side by side."""
-
-    def read(decoder: Decoder) -> np.ndarray:
-        return np.concatenate([found for name in names if (found := decoder.weight(name)) is not None]).T
-
-    return read
-
-
-def _llama(layout: Layout) -> Iterator[tuple[str, Stored]]:
-    config = layout.config
-    hidden, heads = config.hidden, layout.heads
-    yield "embedding", _vector("model.embed_tokens.weight", config.vocabulary, hidden)
-    half = config.head_size // 2
-    angles, gain = config.angles(layout.context), np.float32(config.rotary_gain)
-    turns = [np.cos(angles) * gain, np.sin(angles) * gain]
-    yield "angles", Stored((((layout.context, half), "float32"),) * 2, lambda decoder: turns)
-    for number in range(config.layers):
-        prefix = f"model.layers.{number}."
-        names = [f"{prefix}self_attn.{part}_proj" for part in "qkv"]
-        yield f"{number}.first_norm", _vector(prefix + "input_layernorm.weight", hidden)
-        yield (
-            f"{number}.projection",
-            layout.matrix(hidden, heads.projected, _columns(*(f"{name}.weight" for name in names))),
-        )
-        if layout.biased:
-            yield f"{number}.projection_bias", _joined([f"{name}.bias" for name in names], heads.projected)
-        if config.head_norms:
-            gains = [f"{prefix}self_attn.{part}_norm.weight" for part in "qk"]
-            yield f"{number}.head_norms", _joined(gains, 2 * config.head_size)
-        yield (
-            f"{number}.output",
-            layout.matrix(config.heads * config.head_size, hidden, _columns(prefix + "self_attn.o_proj.weight")),
-        )
-        yield f"{number}.second_norm", _vector(prefix + "post_attention_layernorm.weight", hidden)
-        gates = (f"{prefix}mlp.gate_proj.weight", f"{prefix}mlp.up_proj.weight")
-        yield f"{number}.gates", layout.matrix(hidden, 2 * config.inner, _columns(*gates))
-        yield f"{number}.down", layout.matrix(config.inner, hidden, _columns(prefix + "mlp.down_proj.weight"))
-    yield "norm", _vector("model.norm.weight", hidden)
-    head = "model.embed_tokens.weight" if config.tied else "lm_head.weight"
-    yield "logits", layout.matrix(hidden, config.vocabulary, _columns(head))
-
-
-def _joined(names: list[str], size: int) -> Stored:
-    def make(decoder: Decoder) -> list[np.ndarray]:
-        return [np.concatenate([found for name in names if (found := decoder.weight(name)) is not None])]
-
-    return Stored((((size,), "float32"),), make)
-
-
-def _rows(name: str) -> Read:
-    """Read a matrix that is stored ``[reduction, columns]``."""
-
-    def read(decoder: Decoder) -> np.ndarray:
-        found = decoder.weight(name)
-        assert found is not None
-        return found
-
-    return read
-
-
-def _gpt2(layout: Layout) -> Iterator[tuple[str, Stored]]:
-    config = layout.config
-    hidden, inner = config.hidden, config.inner
-    yield "embedding", _vector("wte.weight", config.vocabulary, hidden)
-    yield "positions", _vector("wpe.weight", config.positions, hidden)
-    for number in range(config.layers):
-        prefix = f"h.{number}."
-        yield f"{number}.first_norm", _vector(prefix + "ln_1.weight", hidden)
-        yield f"{number}.first_norm_bias", _vector(prefix + "ln_1.bias", hidden)
-        yield f"{number}.projection", layout.matrix(hidden, 3 * hidden, _rows(prefix + "attn.c_attn.weight"))
-        yield f"{number}.projection_bias", _vector(prefix + "attn.c_attn.bias", 3 * hidden)
-        yield f"{number}.output", layout.matrix(hidden, hidden, _rows(prefix + "attn.c_proj.weight"))
-        yield f"{number}.output_bias", _vector(prefix + "attn.c_proj.bias", hidden)
-        yield f"{number}.second_norm", _vector(prefix + "ln_2.weight", hidden)
-        yield f"{number}.second_norm_bias", _vector(prefix + "ln_2.bias", hidden)
-        yield f"{number}.up", layout.matrix(hidden, inner, _rows(prefix + "mlp.c_fc.weight"))
-        yield f"{number}.up_bias", _vector(prefix + "mlp.c_fc.bias", inner)
-        yield f"{number}.down", layout.matrix(inner, hidden, _rows(prefix + "mlp.c_proj.weight"))
-        yield f"{number}.down_bias", _vector(prefix + "mlp.c_proj.bias", hidden)
-    yield "norm", _vector("ln_f.weight", hidden)
-    yield "norm_bias", _vector("ln_f.bias", hidden)
-    yield "logits", layout.matrix(hidden, config.vocabulary, _columns("wte.weight"))
 
 
 def decoder_module(layout: Layout, most_tokens: int) -> tvm.IRModule:
@@ -239,65 +59,138 @@ class _Function:
             self.builder.emit_func_output(logits)
 
     def _call(self, name: str, kernel: tirx.PrimFunc, given: Sequence[Any], columns: int, last: bool = False) -> Any:
+        return self._shaped(name, kernel, given, (1 if last else self.count, columns))
+
+    def _shaped(
+        self, name: str, kernel: tirx.PrimFunc, given: Sequence[Any], shape: Sequence[Any], dtype: str = "float32"
+    ) -> Any:
         variable = self.builder.add_func(kernel, name)
-        result = relax.TensorType([1 if last else self.count, columns], "float32")
-        return self.builder.emit(relax.call_tir(variable, list(given), result))
+        return self.builder.emit(relax.call_tir(variable, list(given), relax.TensorType(list(shape), dtype)))
 
     def _product(self, x: Any, name: str, reduction: int, columns: int, rows: int | None) -> Any:
-        kernel = word_product(self.layout.product(reduction, columns), rows, self.layout.machine)
-        return self._call("word_product", kernel, [x, *self.weights[name]], columns, rows == 1)
+        return self._multiplied(x, name, self.layout.product(reduction, columns), rows)
+
+    def _multiplied(self, x: Any, name: str, weights: WeightShape, rows: int | None) -> Any:
+        kernel = word_product(weights, rows, self.layout.machine)
+        return self._call("word_product", kernel, [x, *self.weights[name]], weights.columns, rows == 1)
 
     def _norm(self, x: Any, name: str, last: bool = False) -> Any:
         config = self.config
-        centred = config.family == "gpt2"
-        kernel = decoder_kernels.norm(self.rows, config.hidden, config.epsilon, centred, last, self.layout.machine)
-        bias = self.weights[f"{name}_bias"] if centred else []
-        return self._call("norm", kernel, [x, *self.weights[name], *bias], config.hidden, last)
+        kernel = decoder_kernels.norm(
+            self.rows, config.hidden, config.epsilon, config.centred, last, self.layout.machine
+        )
+        given = [x, *self.weights[name], *self.weights.get(f"{name}_bias", [])]
+        return self._call("norm", kernel, given, config.hidden, last)
 
     def _attention(self, x: Any, number: int) -> Any:
         config, heads, machine = self.config, self.layout.heads, self.layout.machine
         size = config.heads * config.head_size
         projected = self._product(x, f"{number}.projection", config.hidden, heads.projected, self.rows)
         bias = self.weights.get(f"{number}.projection_bias", [])
-        if config.head_norms:
-            kernel = cached_attention.head_norms(self.rows, heads, config.epsilon, bool(bias), machine)
-            gains = self.weights[f"{number}.head_norms"]
+        if config.head_norms != "none":
+            kernel = cached_attention.head_norms(
+                self.rows, heads, config.epsilon, config.centred, config.head_norms == "whole", bool(bias), machine
+            )
+            gains = [*self.weights[f"{number}.head_norms"], *self.weights.get(f"{number}.head_norms_bias", [])]
             projected, bias = self._call("head_norms", kernel, [projected, *bias, *gains], heads.projected), []
         caches = self.caches[2 * number : 2 * number + 2]
-        angles = self.weights.get("angles", [])
-        append = cached_attention.append(self.rows, heads, config.rotary, bool(bias), machine)
+        turns = config.turns(number)
+        angles = [] if turns is None else self.weights[turns]
+        append = cached_attention.append(self.rows, heads, bool(angles), bool(bias), machine)
         queries = self._call("append", append, [projected, *bias, self.position, *angles, *caches], size)
-        attend = cached_attention.attend(self.rows, heads, machine)
-        result = self._call("attend", attend, [queries, self.position, *caches], size)
+        added = self.weights.get("slopes", [])
+        scores = Scores(config.window(number), config.score_cap, bool(added))
+        attend = cached_attention.attend(self.rows, heads, machine, scores)
+        result = self._call("attend", attend, [queries, self.position, *caches, *added], size)
         return self._product(result, f"{number}.output", size, config.hidden, self.rows)
 
     def _feed_forward(self, x: Any, number: int) -> Any:
-        config, machine = self.config, self.layout.machine
-        if config.family == "gpt2":
-            inner = self._product(x, f"{number}.up", config.hidden, config.inner, self.rows)
-            gelu = decoder_kernels.gelu(self.rows, config.inner, machine)
-            inner = self._call("gelu", gelu, [inner, *self.weights[f"{number}.up_bias"]], config.inner)
-        else:
-            gates = self._product(x, f"{number}.gates", config.hidden, 2 * config.inner, self.rows)
-            gated = decoder_kernels.gated(self.rows, config.inner, config.activation, machine)
-            inner = self._call("gated", gated, [gates], config.inner)
-        return self._product(inner, f"{number}.down", config.inner, config.hidden, self.rows)
+        if self.config.mixed(number):
+            return self._mixture(x, f"{number}.")
+        return self._network(x, f"{number}.", self.config.inner)
 
-    def _residual(self, past: Any, data: Any, bias: list[Any]) -> Any:
-        kernel = decoder_kernels.residual(self.rows, self.config.hidden, bool(bias), self.layout.machine)
-        return self._call("residual", kernel, [past, data, *bias], self.config.hidden)
-
-    def _logits(self) -> Any:
+    def _network(self, x: Any, entry: str, inner: int) -> Any:
         config, machine = self.config, self.layout.machine
+        width = 2 * inner if config.gated else inner
+        hidden = self._product(x, f"{entry}up", config.hidden, width, self.rows)
+        bias = self.weights.get(f"{entry}up_bias", [])
+        kernel = decoder_kernels.activated(self.rows, inner, config.activation, config.gated, bool(bias), machine)
+        hidden = self._call("activated", kernel, [hidden, *bias], inner)
+        return self._product(hidden, f"{entry}down", inner, config.hidden, self.rows)
+
+    def _mixture(self, x: Any, entry: str) -> Any:
+        config, layout, machine, choice = self.config, self.layout, self.layout.machine, self.layout.choice
+        inner, pairs = config.expert_inner or 0, self.count * choice.chosen
+        scores = self._multiplied(x, f"{entry}router", layout.router, self.rows)
+        kernel = expert_kernels.gates(self.rows, choice, False, machine)
+        gates = self._call("gates", kernel, [scores], choice.experts)
+        routes = self._shaped(
+            "routes", expert_kernels.routes(self.rows, choice), [gates], [choice.length(pairs)], "int32"
+        )
+
+        def product(data: Any, name: str, reduction: int, columns: int) -> Any:
+            weights = layout.product(reduction, columns)
+            kernel = expert_kernels.expert_product(weights, choice, self.rows, name == "expert_up", machine)
+            return self._shaped("expert_product", kernel, [data, routes, *self.weights[entry + name]], [pairs, columns])
+
+        data = product(x, "expert_up", config.hidden, 2 * inner)
+        rows = choice.chosen if self.rows == 1 else None
+        kernel = decoder_kernels.activated(rows, inner, config.activation, True, False, machine)
+        data = self._shaped("activated", kernel, [data], [pairs, inner])
+        data = product(data, "expert_down", inner, config.hidden)
+        given = [data, routes, gates]
+        if config.shared_inner is not None:
+            given.append(self._network(x, f"{entry}shared_", config.shared_inner))
+            one = WeightShape(config.hidden, 1, layout.router.lanes, WeightFormat())
+            given.append(self._multiplied(x, f"{entry}shared_number", one, self.rows))
+        kernel = expert_kernels.combined(self.rows, config.hidden, choice, config.shared_inner is not None, machine)
+        return self._call("combined", kernel, given, config.hidden)
+
+    def _added(self, past: Any, data: Any, name: str) -> Any:
+        """Add what attention or a network gave to what goes past it, with its bias, or normed."""
+        bias = self.weights.get(f"{name}_bias", [])
+        if f"{name}_norm" in self.weights:
+            if bias:
+                data, bias = self._sum(data, None, bias), []
+            data = self._norm(data, f"{name}_norm")
+        return self._sum(past, data, bias)
+
+    def _sum(self, past: Any, data: Any, bias: list[Any]) -> Any:
+        hidden, given = self.config.hidden, [past] if data is None else [past, data]
+        kernel = decoder_kernels.total(self.rows, hidden, len(given), bool(bias), self.layout.machine)
+        return self._call("total", kernel, [*given, *bias], hidden)
+
+    def _embedded(self) -> Any:
+        config = self.config
         places = self.weights.get("positions", [])
         kernel = decoder_kernels.embedding(
-            self.rows, config.vocabulary, config.hidden, config.positions if places else 0, machine
+            self.rows, config.vocabulary, config.hidden, config.positions if places else 0, self.layout.machine
         )
-        given = [self.ids, self.position, *self.weights["embedding"], *places]
-        x = self._call("embedding", kernel, given, config.hidden)
+        x = self._call(
+            "embedding", kernel, [self.ids, self.position, *self.weights["embedding"], *places], config.hidden
+        )
+        return self._norm(x, "embedding_norm") if config.embedding_norm else x
+
+    def _normed(self, x: Any, name: str) -> Any:
+        return self._norm(x, name) if name in self.weights else x
+
+    def _logits(self) -> Any:
+        config = self.config
+        x = self._embedded()
         for number in range(config.layers):
-            result = self._attention(self._norm(x, f"{number}.first_norm"), number)
-            x = self._residual(x, result, self.weights.get(f"{number}.output_bias", []))
-            result = self._feed_forward(self._norm(x, f"{number}.second_norm"), number)
-            x = self._residual(x, result, self.weights.get(f"{number}.down_bias", []))
-        return self._product(self._norm(x, "norm", True), "logits", config.hidden, config.vocabulary, 1)
+            given = self._normed(x, f"{number}.first_norm")
+            result = self._attention(given, number)
+            if config.residual == "serial":
+                x = self._added(x, result, f"{number}.output")
+                given = self._normed(x, f"{number}.second_norm")
+            else:
+                if config.residual == "parallel":
+                    given = self._normed(x, f"{number}.second_norm")
+                x = self._added(x, result, f"{number}.output")
+            x = self._added(x, self._feed_forward(given, number), f"{number}.down")
+        logits = self._product(self._norm(x, "norm", True), "logits", config.hidden, config.vocabulary, 1)
+        bias = self.weights.get("logits_bias", [])
+        if not bias and config.logit_cap is None:
+            return logits
+        kernel = decoder_kernels.finished(config.vocabulary, config.logit_cap, bool(bias), self.layout.machine)
+        return self._call("finished", kernel, [logits, *bias], config.vocabulary, True)

@@ -61,7 +61,7 @@ def rotary_rates(described: Mapping[str, Any], head_size: int, where: str) -> Ro
     base = float(given.get("rope_theta", described.get("rope_theta", 10000.0)))
     if not 0 < base < math.inf or not 0 < float(given.get("factor") or 1) < math.inf or given.get("factor") == 0:
         raise ModelError(f"{where}: field {field} or rope_theta holds a base or factor that is no positive number")
-    share = described.get("partial_rotary_factor", given.get("partial_rotary_factor"))
+    share = given.get("partial_rotary_factor", described.get("partial_rotary_factor"))
     turned = head_size if share is None else int(head_size * float(share))
     if share is not None and (not 0 < turned <= head_size or turned % 2):
         raise ModelError(
