@@ -60,7 +60,7 @@ def word_product(weights: WeightShape, rows: int | None, machine: Machine) -> ti
     weights : WeightShape
         How the weights are stored.
     rows : int or None
-        1, or None: any number of them.
+        None: any number of them.
     machine : Machine
 
     Returns
@@ -82,6 +82,8 @@ def word_product(weights: WeightShape, rows: int | None, machine: Machine) -> ti
                 kernel = WordProduct(weights, machine, data, stored, out)
                 if rows == 1:
                     kernel.one_row()
+                elif rows is not None:
+                    kernel.many_rows()
                 else:
                     with T.If(count == 1):
                         with T.Then():

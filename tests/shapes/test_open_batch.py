@@ -22,9 +22,9 @@ from tvm_ext.options import PipelineOptions
 from tvm_ext.pipeline import phase_passes
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
-from tvm_ext.shapes import batch_size
+from tvm_ext.shapes import open_batch as open_batch_module
 from tvm_ext.shapes.batch_axis import Images, MixedImagesError, images_of, prove_image_wise, prove_reshape
-from tvm_ext.shapes.batch_size import image_cost, images_at_once
+from tvm_ext.shapes.batch_size import are_products_of_rows, image_cost, images_at_once
 from tvm_ext.shapes.open_batch import OVER_BATCH, open_batch
 
 NUMBERS = (0, 1, 2, 3, 5, 17)
@@ -32,10 +32,10 @@ Build = Callable[[relax.BlockBuilder, Any, tirx.Var], Any]
 
 
 @pytest.fixture(autouse=True, scope="module")
-def small_products_are_looped() -> Iterator[None]:
-    """Have loops made of models of a size for tests."""
+def products_are_looped() -> Iterator[None]:
+    """Have loops made of products of rows as well."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batch_size, "SMALL_CALLS", 0)
+        patch.setattr(open_batch_module, "are_products_of_rows", lambda *_: False)
         yield
 
 
@@ -294,9 +294,9 @@ class TestKernels:
         assert any("sum" in operator for operator in operators)
         assert mod["main"].script().count(OVER_BATCH) == 2
 
-    def test_small_products_are_not_looped_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_products_of_rows_are_not_looped_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert OVER_BATCH in open_batch()(models()["products"])["main"].script()
-        monkeypatch.setattr(batch_size, "SMALL_CALLS", 10)
+        monkeypatch.setattr(open_batch_module, "are_products_of_rows", are_products_of_rows)
         assert OVER_BATCH not in open_batch()(models()["products"])["main"].script()
         for name in ("conv_net", "attention_block", "from_constant"):
             assert OVER_BATCH in open_batch()(models()[name])["main"].script()
@@ -393,6 +393,15 @@ class TestSeveralAtOnce:
         assert images_at_once(function, batch, MACHINE) == (16, 4, 1)
         cost = image_cost(function, batch)
         assert (cost.flops, cost.row_bytes, cost.largest) == (2 * 2048 * 2048, 4 * 2048 * 2048, 4 * 2048)
+
+    def test_weights_that_are_transposed_first(self) -> None:
+        def transposed(b: relax.BlockBuilder, x: Any, n: tirx.Var) -> Any:
+            return b.emit(relax.op.matmul(x, b.emit(relax.op.permute_dims(weight(2048, 2048)))))
+
+        mod = module(transposed, (2048,))
+        batch = mod["main"].params[0].ty.shape[0]
+        assert images_at_once(mod["main"], batch, MACHINE) == (16, 4, 1)
+        assert image_cost(mod["main"], batch).row_bytes == 4 * 2048 * 2048
 
     def test_convolutions(self) -> None:
         layer = lambda b, x, n: b.emit(relax.op.nn.conv2d(x, weight(64, 64, 3, 3), padding=1))  # noqa: E731

@@ -64,7 +64,7 @@ def canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineO
 
 
 def inference_form(
-    first: Passes | None = None, integers: tvm.transform.Pass | None = None, arithmetic: Passes | None = None
+    first: Passes | None = None, integers: Passes | None = None, arithmetic: Passes | None = None
 ) -> Passes:
     """List the passes of ``canonicalize``.
 
@@ -72,13 +72,13 @@ def inference_form(
     ----------
     first : list of Pass, optional
         What a target does before anything is folded.
-    integers : Pass, optional
-        Turns quantised operators into arithmetic of integers.
+    integers : list of Pass, optional
+        What is done with quantised operators: arithmetic of integers, weights of few bits.
     arithmetic : list of Pass, optional
         What is done to the operators that are left.
     """
     # Before constants are folded: that would turn quantised weights into floats.
-    quantized = [] if integers is None else [decompose_attention(), integers, relax.transform.DeadCodeElimination()]
+    quantized = [] if integers is None else [decompose_attention(), *integers, relax.transform.DeadCodeElimination()]
     return [
         outline_branches(),
         relax.transform.CanonicalizeBindings(),

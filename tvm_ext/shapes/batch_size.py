@@ -7,7 +7,7 @@ sixteen, and a kernel of a few microseconds about as long as calling it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -29,9 +29,6 @@ LARGEST_TENSOR = 8 << 20
 
 SHARE = 0.25
 """Of the time that an image takes, what several at once have to save."""
-
-SMALL_CALLS = 10
-"""Calls of kernels that what is computed of an image has to take as long as, to be worth a loop over images."""
 
 ELEMENT_BY_ELEMENT = frozenset(
     f"relax.{name}"
@@ -83,40 +80,71 @@ def images_at_once(function: relax.Function, batch: tirx.Var, machine: Machine) 
     return (*(count for count in SIZES if count * cost.largest <= LARGEST_TENSOR), 1)
 
 
-def are_small_products(bindings: Sequence[Any], batch: tirx.Var, machine: Machine) -> bool:
-    """Whether all that is reduced are products with constant matrices that take no longer than a few calls.
+def are_products_of_rows(bindings: Sequence[Any], constants: Mapping[Any, Any]) -> bool:
+    """Whether products with constant matrices are all that is reduced.
 
-    Kernels of products take any number of rows (:mod:`tvm_ext.layout.relax.open_products`); a loop over images calls
-    more of them, each for a few rows.
+    Their kernels take any number of rows (:mod:`tvm_ext.layout.relax.open_products`), and read the weights once for all
+    of them; a loop over images calls more kernels, each for a few rows, and needs weights packed for each number.
 
     Parameters
     ----------
     bindings : sequence of relax.Binding
         What a loop would compute.
-    batch : tvm.tirx.Var
-    machine : Machine
+    constants : mapping from relax.Var to relax.Expr
+        Values of variables that depend on no parameter.
     """
     values = [binding.value for binding in bindings if not isinstance(binding.value, relax.Var)]  # the others rename
-    calls = [value for value in values if isinstance(value, relax.Call)]
-    if len(calls) != len(values) or not all(_is_of_rows(call) for call in calls):
-        return False
-    cost = _cost(calls, batch)
-    return cost.flops / machine.flops + cost.row_bytes / machine.weight_bandwidth < SMALL_CALLS * machine.call_seconds
+    return all(isinstance(value, relax.Call) and _is_of_rows(value, constants) for value in values)
 
 
-def _is_of_rows(call: relax.Call) -> bool:
+def _is_of_rows(call: relax.Call, constants: Mapping[Any, Any]) -> bool:
     name = str(getattr(call.op, "name", ""))
     if name == "relax.matmul":
-        return isinstance(call.args[1], tvm.ir.GenericConst) and int(call.args[1].ty.ndim) == 2
+        return _constant_bytes(call.args[1], constants) is not None and int(call.args[1].ty.ndim) == 2
     return name in ELEMENT_BY_ELEMENT
+
+
+def _leaves(expr: Any, constants: Mapping[Any, Any]) -> list[Any] | None:
+    """List the constant tensors that an expression is made of; None if it is made of anything else."""
+    found: list[Any] = []
+    waiting: list[Any] = [expr]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, relax.Var):
+            if value not in constants:
+                return None
+            waiting.append(constants[value])
+        elif isinstance(value, relax.Call):
+            waiting.extend(value.args)
+        elif isinstance(value, relax.Tuple):
+            waiting.extend(value.fields)
+        elif isinstance(value, tvm.ir.GenericConst) and isinstance(value.ty, relax.TensorType):
+            found.append(value)
+        elif isinstance(value, relax.TupleGetItem | relax.If | relax.Function | tvm.ir.GlobalVar):
+            return None
+    return found or None
+
+
+def _constant_bytes(expr: Any, constants: Mapping[Any, Any]) -> int | None:
+    """Count the bytes that a constant matrix is made of; None if it is none."""
+    leaves = _leaves(expr, constants)
+    return None if leaves is None else sum(prod(map(int, leaf.ty.shape)) * _bytes(leaf.ty) for leaf in leaves)
 
 
 def image_cost(function: relax.Function, batch: tirx.Var) -> ImageCost:
     """Count what a function does for one image."""
-    return _cost(_calls(function), batch)
+    bindings = [binding for block in function.body.blocks for binding in block.bindings]
+    parameters = set(function.params)
+    constants: dict[Any, Any] = {}
+    for binding in bindings:
+        read = relax.analysis.free_vars(binding.value)
+        if not any(variable in parameters or variable not in constants for variable in read):
+            constants[binding.var] = binding.value
+    listed = [binding.value for binding in bindings if binding.var not in constants]
+    return _cost((value for value in listed if isinstance(value, relax.Call)), batch, constants)
 
 
-def _cost(listed: Iterable[Any], batch: tirx.Var) -> ImageCost:
+def _cost(listed: Iterable[Any], batch: tirx.Var, constants: Mapping[Any, Any]) -> ImageCost:
     def shapes(ty: Any) -> list[list[int]]:
         return _shapes(ty, batch)
 
@@ -129,17 +157,13 @@ def _cost(listed: Iterable[Any], batch: tirx.Var) -> ImageCost:
         if getattr(call.op, "name", "") == "relax.matmul" and weight is not None:
             (shape,) = shapes(weight.ty)
             flops += 2 * elements * (shape[-2] if len(shape) > 1 else shape[-1])
-            if isinstance(weight, tvm.ir.GenericConst) and elements < FEW_ROWS * shape[-1]:
-                row_bytes += prod(shape) * _bytes(weight.ty)
+            held = _constant_bytes(weight, constants)
+            if held is not None and elements < FEW_ROWS * shape[-1]:
+                row_bytes += held
         elif getattr(call.op, "name", "").startswith("relax.nn.conv") and weight is not None:
             (shape,) = shapes(weight.ty)
             flops += 2 * elements * prod(shape[1:])
     return ImageCost(calls, flops, row_bytes, largest)
-
-
-def _calls(function: relax.Function) -> Iterator[Any]:
-    for block in function.body.blocks:
-        yield from (binding.value for binding in block.bindings if isinstance(binding.value, relax.Call))
 
 
 def _shapes(ty: Any, batch: tirx.Var) -> list[list[int]]:

@@ -30,7 +30,7 @@ from tvm.relax.utils import copy_with_new_vars
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.shapes.batch_axis import Images, images_of
 from tvm_ext.shapes.batch_operators import Legalization, OperatorProof, tensor_shapes
-from tvm_ext.shapes.batch_size import are_small_products, images_at_once
+from tvm_ext.shapes.batch_size import are_products_of_rows, images_at_once
 
 OVER_BATCH = "tvm_ext.over_batch."
 """Begins the name of the packed function that stands for a loop; what follows begins the names of its bodies."""
@@ -137,9 +137,9 @@ class _Splitter:
         return self._rebuilt(bindings, proved, levels, regions) if regions else None
 
     def _is_light(self, region: _Region) -> bool:
-        """Whether a loop over images would gain nothing: none is reduced, or all are few rows of small products."""
-        machine = machine_of(tvm.target.Target.current(allow_none=True) or tvm.target.Target("llvm"))
-        return not region.reduces or are_small_products(region.bindings, self._batch, machine)
+        """Whether a loop over images would gain nothing: none is reduced, or products of rows are all there is."""
+        constants = {variable: binding.value for variable, binding in self._repeated.items()}
+        return not region.reduces or are_products_of_rows(region.bindings, constants)
 
     # ---- in which order
 

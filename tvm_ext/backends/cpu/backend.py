@@ -68,6 +68,7 @@ from tvm_ext.passes.tile_state import tile_state
 from tvm_ext.passes.transposed_phases import transposed_phases
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.passes.wide_concatenations import wide_concatenations
+from tvm_ext.quantized.relax.few_bits import few_bit_weights
 from tvm_ext.quantized.relax.integer_arithmetic import integer_arithmetic
 from tvm_ext.schedules.cpu import RULES
 from tvm_ext.schedules.cpu.machine import machine_of
@@ -79,7 +80,7 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
     arithmetic = [single_precision(), order_of_nan(), running_sums()]
     return common.inference_form(
         [open_batch(FLOAT_LEGALIZATIONS)],
-        integer_arithmetic(),
+        [integer_arithmetic(), few_bit_weights()],
         [*common.rewritten(options), *arithmetic, *common.flushed(options)],
     )
 

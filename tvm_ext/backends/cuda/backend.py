@@ -60,7 +60,7 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
     rounded = "float32" if options.precision == "tf32" else options.precision
     return common.inference_form(
         [without_value_checks()],
-        integer_arithmetic(),
+        [integer_arithmetic()],
         arithmetic=[
             decompose_attention(),
             attention_kernels(rounded),

@@ -29,7 +29,7 @@ VTCM = "global.vtcm"
 
 
 def _canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
-    return [check_elements(), *inference_form([without_value_checks()], hvx_kernels())]
+    return [check_elements(), *inference_form([without_value_checks()], [hvx_kernels()])]
 
 
 def _lower(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
