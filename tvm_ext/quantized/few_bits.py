@@ -204,7 +204,9 @@ def verify_words(matrix: FewBits, plan: WordPlan, lanes: int, stored: Sequence[n
     wanted = matrix.cut((slice(None), slice(None))).floats[np.ix_(rows, places)].astype("float64")
     bound = 1e-5 * (np.abs(scale) * (1 << form.bits) + np.abs(offset))
     if not (np.abs(scale * levels - offset - wanted) <= bound).all():
-        raise GraphError(f"the plan {plan} for weights of shape {matrix.shape} is not valid; this is a fault of tvm-ext")
+        raise GraphError(
+            f"the plan {plan} for weights of shape {matrix.shape} is not valid; this is a fault of tvm-ext"
+        )
 
 
 def _shared(values: np.ndarray, group: int) -> bool:

@@ -34,7 +34,7 @@ ELEMENT_BY_ELEMENT = frozenset(
     f"relax.{name}"
     for name in (
         "add subtract multiply divide maximum minimum clip tanh sigmoid exp negative abs sqrt rsqrt square erf "
-        "nn.relu nn.gelu nn.gelu_tanh nn.silu nn.leakyrelu nn.softplus reshape expand_dims squeeze"
+        "nn.relu nn.gelu nn.gelu_tanh nn.silu nn.leakyrelu nn.softplus astype reshape expand_dims squeeze"
     ).split()
 )
 """Operators that move nothing between rows, and cost little beside a product."""

@@ -13,6 +13,20 @@ TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float64: 1e-12}
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_open_extents(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(24, 16), torch.nn.Tanh(), torch.nn.LayerNorm(16)).eval().to(dtype)
+    shapes = ({0: torch.export.Dim("n", max=40), 1: torch.export.Dim("t", max=9)},)
+    compiled = tvm_ext.compile(torch.export.export(module, (torch.randn(3, 5, 24).to(dtype),), dynamic_shapes=shapes))
+    for rows, steps in ((1, 1), (7, 3), (40, 9)):
+        data = torch.randn(rows, steps, 24).to(dtype)
+        with torch.no_grad():
+            expected = module(data).double().numpy()
+        (result,) = compiled.run([data]).values()
+        np.testing.assert_allclose(result.astype("float64"), expected, atol=2 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_a_module(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     nn = torch.nn

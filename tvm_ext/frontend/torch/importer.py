@@ -29,6 +29,7 @@ from tvm_ext.frontend.torch.loops import LOOPS
 from tvm_ext.frontend.torch.operators import all_converters, type_fault
 from tvm_ext.frontend.torch.precision import PreciseBuilder
 from tvm_ext.frontend.torch.promotion import logical_converter, promoted, relax_dtype
+from tvm_ext.frontend.torch.quantized import quantized_decompositions
 from tvm_ext.frontend.torch.random import draw
 from tvm_ext.frontend.torch.recurrent import loop_decompositions
 from tvm_ext.frontend.torch.sampling import KEPT
@@ -86,6 +87,7 @@ def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
             windows = torch.ops.aten.col2im.default
             table[windows] = fold_decomposition(table[windows])
             table.update(loop_decompositions(table))
+            table.update(quantized_decompositions(program))
             core = with_plain_containers(program).run_decompositions(table)
             if has_complex_numbers(core):
                 core = in_real_numbers(core, table)

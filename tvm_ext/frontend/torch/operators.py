@@ -29,6 +29,7 @@ from tvm_ext.frontend.torch.order import ORDER, REFINED_ORDER
 from tvm_ext.frontend.torch.pieces import PIECES, REFINED_PIECES
 from tvm_ext.frontend.torch.products import PRODUCTS
 from tvm_ext.frontend.torch.promotion import dtype_of, relax_dtype
+from tvm_ext.frontend.torch.quantized import QUANTIZED
 from tvm_ext.frontend.torch.random import no_dropout
 from tvm_ext.frontend.torch.recurrent import RECURRENT
 from tvm_ext.frontend.torch.sampling import grid_sample, pad_circular, require_floats, resize_bicubic
@@ -312,6 +313,7 @@ CONVERTERS: Mapping[str, Converter] = {
     **ORDER,
     **PIECES,
     **PRODUCTS,
+    **QUANTIZED,
     **RECURRENT,
     **SCATTERS,
     **SEARCHES,
@@ -362,7 +364,6 @@ REFINED: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
     "upsample_nearest2d.vec": resize_nearest,
 }
 """Those that leave to TVM's converter what it does right."""
-
 
 COPIES = {
     "permute_copy.default": "permute.default",

@@ -22,7 +22,13 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.memory.open_arena import ALIGNMENT, OpenArenaPlan, plan_open_arena, verify_open_arena
-from tvm_ext.memory.relax.segment_code import allocated_workspace, free_workspace, segment_attributes, stack_array
+from tvm_ext.memory.relax.segment_code import (
+    allocated_workspace,
+    can_be_described,
+    free_workspace,
+    segment_attributes,
+    stack_array,
+)
 from tvm_ext.relax_utils import static_shape
 from tvm_ext.shapes.batch_loop import Loop, copied
 from tvm_ext.shapes.open_batch import IMAGES_ATTRIBUTE, OVER_BATCH
@@ -192,6 +198,8 @@ def _chain(mod: tvm.IRModule, body: relax.Function, loop: Loop, count: int) -> _
             chain.calls.append((value.op, given))  # type: ignore[arg-type]
         else:
             return None
+    if not all(can_be_described(tensor.dtype) for tensor in chain.tensors):
+        return None
     return chain if _place_results(chain, found, results, loop, count) else None
 
 

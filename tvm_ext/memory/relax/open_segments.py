@@ -27,7 +27,13 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.memory.open_arena import ALIGNMENT, OpenArenaPlan, plan_open_arena, verify_open_arena
-from tvm_ext.memory.relax.segment_code import allocated_workspace, free_workspace, segment_attributes, stack_array
+from tvm_ext.memory.relax.segment_code import (
+    allocated_workspace,
+    can_be_described,
+    free_workspace,
+    segment_attributes,
+    stack_array,
+)
 from tvm_ext.relax_utils import static_shape, substitute
 
 LEAST_CALLS = 2
@@ -352,7 +358,7 @@ def _is_tensor(ty: Any) -> bool:
 
 def _is_argument(value: Any) -> bool:
     if isinstance(value, relax.Var | tvm.ir.GenericConst) and _is_tensor(value.ty):
-        return True
+        return can_be_described(str(value.ty.dtype))
     return isinstance(getattr(value, "ty", None), tvm.ir.PrimType) and str(value.ty.dtype) == "int64"
 
 

@@ -49,6 +49,11 @@ def free_workspace(workspace: Any) -> None:
     T.evaluate(T.call_extern("int32", "TVMBackendFreeWorkspace", T.int32(_CPU), T.int32(0), workspace))
 
 
+def can_be_described(dtype: str) -> bool:
+    """Whether tensors of a type can be described on the stack: bfloat16 becomes an integer on the way to TVM's code."""
+    return dtype != "bfloat16"
+
+
 def stack_array(address: Any, shape: Sequence[Any], dtype: str) -> Any:
     """Describe a tensor to a kernel, on the stack."""
     sizes = tirx.tvm_stack_make_shape(*shape)

@@ -1,4 +1,4 @@
-"""Keep the integers that constant weights stand as: products read them in few bits, tables are read before they are scaled.
+"""Keep the integers that constant weights stand as: products read few bits, tables are read before they are scaled.
 
 before: ``y = matmul(x, permute_dims(multiply(subtract(astype(w, "float32"), z), s)))`` with int8 or smaller ``w``
 after:  ``y = word_product(x, words, scales)``; the words are unpacked in registers
@@ -63,7 +63,7 @@ class _Weights(Bindings):  # type: ignore[misc]
             return self.few_bits(value)
         array = constant(value) if isinstance(value, tvm.ir.GenericConst) else None
         if array is not None:
-            return FewBits.of(array) if str(array.dtype) in _BYTES and array.ndim > 1 else None
+            return _of_constant(array)
         if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
             return None
         reader = _READERS.get(value.op.name)
@@ -75,7 +75,9 @@ class _Weights(Bindings):  # type: ignore[misc]
         if isinstance(value, relax.Var):
             return self.small(value)
         if isinstance(value, tvm.ir.GenericConst):
-            return constant(value)
+            array = constant(value)
+            narrow = array is not None and str(array.dtype) == "bfloat16"  # which NumPy computes nothing with
+            return array.astype("float32") if narrow and array is not None else array
         if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
             return None
         name, shape = value.op.name, static_shape(value)
@@ -90,6 +92,17 @@ class _Weights(Bindings):  # type: ignore[misc]
         if name == "relax.permute_dims":
             return array.transpose(_axes(value, array.ndim))
         return array.reshape(shape)
+
+
+def _of_constant(array: np.ndarray) -> FewBits | None:
+    """Take a matrix or more of 8-bit integers, which integer products have as 32 bits."""
+    if array.ndim < 2 or not array.size or str(array.dtype) not in (*_BYTES, "int32"):
+        return None
+    if str(array.dtype) in _BYTES:
+        return FewBits.of(array)
+    low, high = int(array.min()), int(array.max())
+    held = next((kind for kind in _BYTES if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max), None)
+    return None if held is None else FewBits.of(array.astype(held))
 
 
 def _axes(call: relax.Call, rank: int) -> list[int]:
@@ -196,13 +209,13 @@ class _Rewriter(PyExprMutator):
         self._words: tuple[str, ...] = ()
 
     def begin(self, function: relax.Function) -> bool:
-        """Look at a function before it is rewritten, and say whether it has a large constant of 8 bits."""
+        """Look at a function before it is rewritten, and say whether it has constants of integers."""
         self.weights = _Weights()
         self.weights.visit_expr(function)
         found = []
 
         def visit(node: Any) -> None:
-            if isinstance(node, tvm.ir.GenericConst) and str(getattr(node.ty, "dtype", "")) in _BYTES:
+            if isinstance(node, tvm.ir.GenericConst) and str(getattr(node.ty, "dtype", "")) in (*_BYTES, "int32"):
                 found.append(node)
 
         relax.analysis.post_order_visit(function.body, visit)
@@ -256,10 +269,24 @@ class _Rewriter(PyExprMutator):
         return relax.op.reshape(product, relax.ShapeExpr([*outer[:-1], tirx.IntImm("int64", shape.columns)]))
 
     def _only_scaled(self, call: relax.Call) -> bool:
-        """Whether an integer product becomes floats right away, so that nobody sees its last bits."""
-        bound = [variable for variable, value in self.weights.values.items() if value.same_as(call)]
-        readers = [value for value in self.weights.values.values() if _reads(value, bound)]
-        return bool(readers) and all(_is_float_step(value, self.weights, bound) for value in readers)
+        """Whether an integer product becomes floats, at most less or more a constant, so that nobody sees its bits."""
+        values = self.weights.values
+        waiting = [variable for variable, value in values.items() if value.same_as(call)]
+        found = False
+        while waiting:
+            variable = waiting.pop()
+            for reader, value in values.items():
+                if not isinstance(value, relax.Call) or not any(part.same_as(variable) for part in _read(value)):
+                    continue
+                if calls(value, "relax.astype") and str(value.ty.dtype) == "float32":
+                    found = True
+                elif calls(value, "relax.subtract") or calls(value, "relax.add"):
+                    waiting.append(reader)
+                else:
+                    return False
+            if variable not in self.weights.blocks or not isinstance(variable, relax.DataflowVar):
+                return False
+        return found
 
     def _taken(self, call: relax.Call) -> relax.Expr | None:
         table, ids = call.args
@@ -300,17 +327,9 @@ class _Rewriter(PyExprMutator):
         return values if dtype == "float32" else relax.op.astype(values, dtype)
 
 
-def _reads(value: Any, variables: list[Any]) -> bool:
-    found = []
-    relax.analysis.post_order_visit(value, lambda node: found.append(node) if node in variables else None)
-    return bool(found)
-
-
-def _is_float_step(value: Any, weights: _Weights, bound: list[Any]) -> bool:
-    """Whether a reader of an integer product is a cast to float32, or takes a constant off what such a cast reads."""
-    if calls(value, "relax.astype"):
-        return str(value.ty.dtype) == "float32"
-    return False
+def _read(call: relax.Call) -> list[Any]:
+    """List what a call reads, the fields of tuples as well."""
+    return [part for item in call.args for part in (item.fields if isinstance(item, relax.Tuple) else [item])]
 
 
 def _by_columns(values: np.ndarray, columns: int) -> np.ndarray | None:

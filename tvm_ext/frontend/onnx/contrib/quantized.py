@@ -13,7 +13,18 @@ import numpy as np
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from tvm_ext.frontend.onnx.ops.base import Converter, Node, add, astype, constant, dtype_of, emit, known, multiply
+from tvm_ext.frontend.onnx.ops.base import (
+    Converter,
+    Node,
+    add,
+    astype,
+    constant,
+    dtype_of,
+    emit,
+    known,
+    multiply,
+    subtract,
+)
 from tvm_ext.frontend.onnx.ops.integer import centred, requantize
 
 _POOL_OPSET = 11
@@ -214,7 +225,7 @@ class QGemm(Converter):
 
 
 class MatMulNBits(Converter):
-    """Product with weights packed to 2, 4 or 8 bits in blocks, which are unpacked to floats when imported."""
+    """Product with weights packed to 2, 4 or 8 bits in blocks, which stay integers for passes that keep them so."""
 
     @classmethod
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
@@ -231,7 +242,7 @@ class MatMulNBits(Converter):
         wanted = [columns, blocks, -(-size * bits // 8)]
         if weight_bytes.dtype != np.uint8 or weight_bytes.size != np.prod(wanted):
             node.refuse(f"input B is {weight_bytes.dtype}{list(weight_bytes.shape)}; expected uint8{wanted}")
-        levels = _unpack(weight_bytes.reshape(wanted), bits)[..., :size].astype("float32")
+        levels = _unpack(weight_bytes.reshape(wanted), bits)[..., :size]
         scale = node.constant(scales, "scales")
         if scale.size != columns * blocks:
             node.refuse(f"input scales has {scale.size} elements; expected {columns * blocks}")
@@ -247,10 +258,16 @@ class MatMulNBits(Converter):
                 middle = _unpack(middle.reshape(columns, -1), bits)[:, :blocks]
             middle = middle.reshape(columns, blocks, 1).astype("float32")
         if order is not None:
-            weights = _regrouped(node, levels.reshape(columns, -1)[:, :depth], scale, middle, order)
+            floats = levels.astype("float32").reshape(columns, -1)[:, :depth]
+            weights = constant(np.ascontiguousarray(_regrouped(node, floats, scale, middle, order).T), dtype_of(a))
         else:
-            weights = ((levels - middle) * scale).reshape(columns, blocks * size)[:, :depth]
-        product = bb.emit(relax.op.matmul(a, constant(np.ascontiguousarray(weights.T), dtype_of(a))))
+            wide = bb.emit(relax.op.astype(constant(np.ascontiguousarray(levels), "uint8"), "float32"))
+            centred_levels = subtract(bb, wide, np.asarray(middle, "float32"))
+            scaled = bb.emit(relax.op.reshape(emit(bb, multiply(bb, centred_levels, scale)), (columns, blocks * size)))
+            if depth != blocks * size:
+                scaled = bb.emit(relax.op.strided_slice(scaled, [1], [0], [depth]))
+            weights = emit(bb, astype(bb, bb.emit(relax.op.permute_dims(scaled)), dtype_of(a)))
+        product = bb.emit(relax.op.matmul(a, weights))
         return product if bias is None else add(bb, product, known(node, bias))
 
 
