@@ -25,6 +25,7 @@ from tvm_ext.fusion.relax.pools import fuse_pools
 from tvm_ext.fusion.relax.prologues import fuse_prologues
 from tvm_ext.layout.choices import FUSE, PROLOGUES, Choices
 from tvm_ext.layout.relax.blocked_layout import blocked_layout
+from tvm_ext.layout.relax.few_bits import few_bit_weights
 from tvm_ext.layout.relax.grouped_pointwise import grouped_pointwise
 from tvm_ext.layout.relax.open_attention import open_attention
 from tvm_ext.layout.relax.open_products import open_products
@@ -68,7 +69,6 @@ from tvm_ext.passes.tile_state import tile_state
 from tvm_ext.passes.transposed_phases import transposed_phases
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.passes.wide_concatenations import wide_concatenations
-from tvm_ext.quantized.relax.few_bits import few_bit_weights
 from tvm_ext.quantized.relax.integer_arithmetic import integer_arithmetic
 from tvm_ext.schedules.cpu import RULES
 from tvm_ext.schedules.cpu.machine import machine_of

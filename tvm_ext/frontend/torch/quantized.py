@@ -1,7 +1,7 @@
 """Converters of operators on quantised tensors, as PT2E and torchao leave them in exported programs.
 
 Integers stay integers: what a graph quantises and dequantises becomes Relax's own operators, which integer arithmetic
-(:mod:`tvm_ext.quantized.relax.integer_arithmetic`) and products of few bits (:mod:`tvm_ext.quantized.relax.few_bits`)
+(:mod:`tvm_ext.quantized.relax.integer_arithmetic`) and products of few bits (:mod:`tvm_ext.layout.relax.few_bits`)
 look for.
 """
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tvm_ext.errors import GraphError
-from tvm_ext.quantized.few_bits import FewBits, plan_words, stored_words, verify_words
+from tvm_ext.layout.few_bits import FewBits, plan_words, stored_words, verify_words
 
 LANES = 16
 

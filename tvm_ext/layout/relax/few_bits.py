@@ -22,8 +22,8 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.graph.decisions import Decision, with_decisions
 from tvm_ext.graph.origins import OriginBuilder, span_of, words_of
+from tvm_ext.layout.few_bits import FewBits, plan_words, stored_words, verify_words
 from tvm_ext.passes.bindings import Bindings, calls
-from tvm_ext.quantized.few_bits import FewBits, plan_words, stored_words, verify_words
 from tvm_ext.quantized.relax.values import QuantizedConstant
 from tvm_ext.relax_utils import constant, static_shape
 from tvm_ext.schedules.compute.weight_words import WeightShape
