@@ -15,6 +15,7 @@ from torch.export import exported_program
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from tvm_ext.frontend.torch.decompositions import DECOMPOSITIONS
 from tvm_ext.frontend.torch.sampling import KEPT
 from tvm_ext.torch_compile.tensors import as_number
 
@@ -232,6 +233,7 @@ def variance_and_mean(
 
 
 _OWN: Table = {
+    **DECOMPOSITIONS,
     aten._native_multi_head_attention.default: attention,
     aten._scaled_dot_product_flash_attention_for_cpu.default: attention_on_cpu,
     aten._transformer_encoder_layer_fwd.default: encoder_layer,

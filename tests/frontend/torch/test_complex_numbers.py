@@ -64,6 +64,12 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda x, a: torch.view_as_real(torch.view_as_complex(x) * torch.polar(torch.ones_like(a), a).to(x.device)),
         (random(3, 5, 2), random(3, 5)),
     ),
+    "powers": (
+        lambda x: torch.stack(
+            [torch.view_as_real(torch.fft.rfft(x) ** power) for power in (1, 2, 3, -1, -2, 0, 0.5, -0.5, 1.75)]
+        ),
+        (random(3, 7),),
+    ),
     "magnitudes": (lambda x: torch.fft.rfft(x).abs(), (random(3, 17),)),
     "of a vector": (lambda x: torch.fft.irfft(torch.fft.fft(torch.fft.ifft(x)).conj()[:4] * x[:4]), (random(7),)),
     "angles": (lambda x: torch.fft.rfft(x, n=20).angle(), (random(3, 17),)),

@@ -27,6 +27,31 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "clamp between tensors": (lambda x, y, z: torch.clamp(x, y, z), (LEFT, RIGHT, LEFT.flip(0))),
     "clamp of nothing": (torch.clamp_min, (torch.zeros(0, 1, 3), torch.zeros(0, 5, 3))),
     "clamp of integers by floats": (torch.clamp, (ROW, LEFT.nan_to_num(0.5, 2.5, -1))),
+    "numbers that do not fit the type": (
+        lambda x, y: (x < -1, x == 300, x > 300, y >= 200, y != -300, y + torch.tensor(200), y * torch.tensor(-1)),
+        (WHOLE.abs().to(torch.uint8), torch.tensor([3, -128, 127, -56], dtype=torch.int8)),
+    ),
+    "pieces of nothing": (
+        lambda x: (x.split([0, 2, 0, 4], 1), x.split([0, 6], 1), x.split([6], 1), x[:, 5:2], x[7:], x[-2:-4, 1:]),
+        (WHOLE,),
+    ),
+    "the largest none": (lambda x, y: (x.topk(0, 1), y.topk(0, 0)), (WHOLE.float(), WHOLE.to(torch.uint8))),
+    "elements of nothing": (
+        lambda x, i: (x[:0][:, i], x[:, :0][i], x[i[:0]], x[:, i[:0], None]),
+        (WHOLE, torch.tensor([4, 0, -1])),
+    ),
+    "the most frequent": (
+        lambda x: (x.mode(1), x.mode(0, keepdim=True), x[:, :1].mode(), x.float().mode(-1).values, x[0, 0].mode()),
+        ((WHOLE * WHOLE) % 7,),
+    ),
+    "repeated as a tensor says": (
+        lambda x, n: (
+            x.repeat_interleave(n, 0, output_size=9),
+            x.repeat_interleave(n.int(), 0, output_size=9),
+            torch.repeat_interleave(n, output_size=9),
+        ),
+        (WHOLE, torch.tensor([2, 0, 3, 4, 0])),
+    ),
     "clamp of bytes": (
         lambda x: (x.clamp(-3, 5), x.clamp(-3), x.clamp(max=-3), x.clamp(7, 200), -x),
         (WHOLE.abs().to(torch.uint8),),

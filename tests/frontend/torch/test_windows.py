@@ -87,6 +87,17 @@ FAMILIES: dict[str, tuple[tuple[Any, ...], dict[str, Case]]] = {
             "without a batch": lambda v, w: F.conv_transpose3d(v[0], w),
         },
     ),
+    "more output padding than a stride": (
+        (PICTURE[:, :, :5].nan_to_num(0, 1, 1), torch.randn(3, 2, 3, 2, generator=GENERATOR), torch.ones(2)),
+        {
+            "less padding": lambda p, w, b: F.conv_transpose2d(p, w, b, 1, 1, 1, dilation=2),
+            "zeros behind": lambda p, w, b: F.conv_transpose2d(p, w, b, 1, 0, 1, dilation=2),
+            "both": lambda p, w, b: F.conv_transpose2d(p, w, b, (2, 1), (1, 0), (2, 1), dilation=3),
+            "grouped": lambda p, w, b: F.conv_transpose2d(p, w, None, 2, 1, 2, groups=3, dilation=3),
+            "of rows": lambda p, w, b: F.conv_transpose1d(p[:, :, 0], w[:, :, 0], b, 1, 1, 1, dilation=2),
+            "of volumes": lambda p, w, b: F.conv_transpose3d(p[None, :1], w[None, :1], None, 1, 0, 1, dilation=3),
+        },
+    ),
 }
 
 

@@ -266,6 +266,11 @@ def bincount(importer: Any, node: Node) -> Any:
     )
 
 
+def repeat_interleave(importer: Any, node: Node) -> Any:
+    """Refuse ``torch.repeat_interleave`` of as many rows as a tensor says."""
+    raise NotImplementedError("how many rows it gives depends on values; say it by output_size=")
+
+
 _SHIFTS = {
     f"{name}.{overload}": partial(shift, to_left)
     for names, to_left in ((("__lshift__", "bitwise_left_shift"), True), (("__rshift__", "bitwise_right_shift"), False))
@@ -277,6 +282,7 @@ ARITHMETIC: Mapping[str, Callable[[Any, Node], Any]] = {
     "_cdist_forward.default": cdist,
     "_trilinear.default": trilinear,
     "bincount.default": bincount,
+    "repeat_interleave.Tensor": repeat_interleave,
     "convert_element_type.default": convert_type,
     "copysign.Scalar": partial(of_c_library, tirx.copysign),
     "copysign.Tensor": partial(of_c_library, tirx.copysign),

@@ -219,6 +219,8 @@ class _Rewriter:
         except Exception as error:  # what a decomposition raises
             reason = str(error).strip().splitlines()
             raise ComplexError(node, reason[0] if reason else type(error).__name__) from error
+        if any(_is_complex(each.meta.get("val")) for each in traced.graph.nodes):
+            raise ComplexError(node, "PyTorch does not write it with real ones; write it with those itself")
         self.values[node] = self._assembled(node.meta["val"], iter(self._inlined(traced, given, node)))
 
     def _example(self, node: Node) -> Any:
@@ -275,6 +277,17 @@ def _complex(value: torch.Tensor, imaginary: torch.Tensor | None = None) -> torc
     return ComplexTensor(value, torch.zeros_like(value) if imaginary is None else imaginary)
 
 
+def _power(base: torch.Tensor, exponent: float) -> torch.Tensor:
+    """Raise to a real power: small whole ones as products, others by length and angle."""
+    if exponent == int(exponent) and 0 < abs(exponent) <= 8:
+        result = base
+        for _ in range(int(abs(exponent)) - 1):
+            result = result * base
+        return result if exponent > 0 else result.reciprocal()
+    length, angle = torch.hypot(base.re, base.im) ** exponent, torch.atan2(base.im, base.re) * exponent
+    return ComplexTensor(length * angle.cos(), length * angle.sin())
+
+
 def _of_number(number: complex, dtype: torch.dtype) -> torch.Tensor:
     real = dtype.to_real() if dtype.is_complex else dtype
     return ComplexTensor(*(torch.full((), part, dtype=real) for part in (number.real, number.imag)))
@@ -293,6 +306,8 @@ def _result(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], constant:
     if target == aten.polar.default:
         length, angle = torch.broadcast_tensors(*args)
         return ComplexTensor(length * angle.cos(), length * angle.sin())
+    if target == aten.pow.Tensor_Scalar and not isinstance(args[1], complex):
+        return _power(args[0], args[1])
     args = pytree.tree_map_only(complex, lambda number: _of_number(number, expected.dtype), args)
     if target in BILINEAR and sum(isinstance(arg, ComplexTensor) for arg in args[:2]) == 1:
         # PyTorch makes the real one complex, and multiplies by zeros.

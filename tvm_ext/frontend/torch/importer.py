@@ -23,6 +23,7 @@ from tvm_ext.frontend.torch.assumptions import TRACED_FROM
 from tvm_ext.frontend.torch.attention import decomposition
 from tvm_ext.frontend.torch.complex_numbers import ComplexError, has_complex_numbers, in_real_numbers
 from tvm_ext.frontend.torch.containers import output_names, with_plain_containers
+from tvm_ext.frontend.torch.decompositions import DECOMPOSITIONS
 from tvm_ext.frontend.torch.export import TORCH_FOLDER, class_and_line, quiet
 from tvm_ext.frontend.torch.extent_names import named_extents
 from tvm_ext.frontend.torch.loops import LOOPS
@@ -86,6 +87,7 @@ def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
             table[torch.ops.aten.var_mean.correction] = variance_and_mean
             windows = torch.ops.aten.col2im.default
             table[windows] = fold_decomposition(table[windows])
+            table.update(DECOMPOSITIONS)
             table.update(loop_decompositions(table))
             table.update(quantized_decompositions(program))
             core = with_plain_containers(program).run_decompositions(table)

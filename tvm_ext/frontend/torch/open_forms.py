@@ -82,7 +82,11 @@ def slice_tensor(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any
     fixed = isinstance(size, tirx.IntImm)
     step = argument(node, 4, "step", 1)
     if fixed and not any(isinstance(end, Node) for end in given):
-        return stock(node)
+        first, behind, _ = slice(*given).indices(int(size))
+        if behind >= first:
+            return stock(node)
+        empty = relax.op.strided_slice(data, [axis], [first], [first])  # TVM takes no end before the start
+        return importer.block_builder.emit(empty)
     if step != 1:
         return _every(stock, importer, node, step, given)
     ends = [size if end is None else extent_of(importer, end) for end in given]

@@ -22,6 +22,7 @@ from tvm_ext.frontend.torch.arithmetic import ARITHMETIC, REFINED_ARITHMETIC, fl
 from tvm_ext.frontend.torch.bounds import BOUNDS
 from tvm_ext.frontend.torch.divisors import DIVISORS
 from tvm_ext.frontend.torch.experts import EXPERTS
+from tvm_ext.frontend.torch.linear_algebra import LINEAR_ALGEBRA
 from tvm_ext.frontend.torch.loops import LOOPS
 from tvm_ext.frontend.torch.open_forms import OPEN_FORMS, REFINED_OPEN_FORMS
 from tvm_ext.frontend.torch.open_resize import open_axes, resize_open
@@ -73,6 +74,9 @@ def index_tensors(importer: Any, node: Node) -> Any:
     axes = [axis for axis, index in enumerate(node.args[1]) if index is not None]
     if any(dtype_of(node.args[1][axis]) in (torch.bool, torch.uint8) for axis in axes):
         raise NotImplementedError("with a mask as index, the shape of the result depends on values")
+    wanted = node.meta["val"].shape
+    if any(type(extent) is int and not extent for extent in wanted) and all(type(extent) is int for extent in wanted):
+        return emit(relax.op.zeros(tuple(wanted), str(data.ty.dtype)))  # for Relax, 0 in a shape is another extent
     sizes = [size_tensor(emit, data, axis) for axis in axes]
     indices = [
         counted_from_start(emit, importer.env[node.args[1][axis]], size) for axis, size in zip(axes, sizes, strict=True)
@@ -308,6 +312,7 @@ CONVERTERS: Mapping[str, Converter] = {
     **BOUNDS,
     **DIVISORS,
     **EXPERTS,
+    **LINEAR_ALGEBRA,
     **LOOPS,
     **OPEN_FORMS,
     **ORDER,

@@ -17,7 +17,7 @@ def split(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
     data, sizes, axis = importer.env[node.args[0]], node.args[1], node.args[2] if len(node.args) > 2 else 0
     if isinstance(sizes, list | tuple):
         single = len(sizes) == 1
-        if any(isinstance(size, Node) for size in sizes):
+        if any(isinstance(size, Node) for size in sizes) or (not single and 0 in sizes):
             return _cut(importer, data, [extent_of(importer, size) for size in sizes], axis % len(data.ty.shape))
     else:
         extent = data.ty.shape[axis]
@@ -26,7 +26,10 @@ def split(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
 
 
 def _cut(importer: Any, data: Any, sizes: list[Any], axis: int) -> tuple[Any, ...]:
-    """Cut at extents that only a run tells; they have to add up, which a run checks where it is not known."""
+    """Cut at extents that only a run tells, or into empty pieces, too, which TVM's operator does not.
+
+    They have to add up, which a run checks where it is not known.
+    """
     analyzer, begin, parts = tvm.sym.Analyzer(), tirx.const(0, "int64"), []
     total = analyzer.simplify(sum(sizes, begin))
     if not analyzer.can_prove_equal(total, data.ty.shape[axis]):

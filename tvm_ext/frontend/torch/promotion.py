@@ -68,6 +68,7 @@ def promoted(importer: Any, node: torch.fx.Node) -> Iterator[None]:
     """
     target = _computed_in(node)
     before: dict[torch.fx.Node, Any] = {}
+    given, node.args = node.args, tuple(_wrapped(operand, target) for operand in node.args)
     for operand in node.all_input_nodes if target is not None else ():
         is_condition = operator_name(node) == "where" and operand is node.args[0]
         if _is_extent(operand) and operand in node.args and dtype_of(node) is not None:
@@ -75,11 +76,26 @@ def promoted(importer: Any, node: torch.fx.Node) -> Iterator[None]:
             importer.env[operand] = _as_tensor(importer.block_builder.emit, before[operand], relax_dtype(target))
         elif dtype_of(operand) not in (None, target) and not is_condition:
             before[operand] = importer.env[operand]
-            importer.env[operand] = importer.block_builder.emit(relax.op.astype(before[operand], relax_dtype(target)))
+            importer.env[operand] = _cast(importer.block_builder.emit, before[operand], relax_dtype(target))
     try:
         yield
     finally:
         importer.env.update(before)
+        node.args = given
+
+
+def _wrapped(operand: Any, target: torch.dtype | None) -> Any:
+    """Give a number the value that PyTorch compares with: 300 is 44 beside bytes."""
+    if type(operand) is not int or target is None or target.is_floating_point or target.is_complex:
+        return operand
+    return operand if target == torch.bool else int(torch.tensor(operand).to(target))
+
+
+def _cast(emit: Callable[[Any], Any], value: Any, dtype: str) -> Any:
+    """Cast; an integer without axes as a vector of one, as TVM takes no constant that does not fit the type."""
+    if len(value.ty.shape) or "int" not in str(value.ty.dtype) or "int" not in dtype:
+        return emit(relax.op.astype(value, dtype))
+    return emit(relax.op.reshape(emit(relax.op.astype(emit(relax.op.reshape(value, [1])), dtype)), []))
 
 
 def _is_extent(operand: torch.fx.Node) -> bool:

@@ -216,23 +216,31 @@ def as_strided(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
 
 
 def convolution(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
-    """Transposed convolutions of volumes; all others are TVM's."""
+    """Transposed convolutions of volumes, and those whose output padding is not below the stride; others are TVM's.
+
+    Such an output padding is less padding at the end, and zeros where there is none to take away.
+    """
     transposed = bool(argument(node, 6, "transposed", False))
-    if not transposed or len(importer.env[node.args[0]].ty.shape) != 5:
+    axes = len(importer.env[node.args[0]].ty.shape) - 2
+    strides, pads, dilation, further = (for_each_axis(node.args[place], axes) for place in (3, 4, 5, 7))
+    beyond = any(extra >= stride for extra, stride in zip(further, strides, strict=True))
+    if not transposed or (axes < 3 and not beyond):
         return stock(node)
     emit = importer.block_builder.emit
     data, weight = (importer.env[operand] for operand in node.args[:2])
-    strides, pads, dilation, output_padding = (
-        [int(size) for size in node.args[place]] * (1 if len(node.args[place]) == 3 else 3) for place in (3, 4, 5, 7)
-    )
-    result = emit(
-        relax.op.nn.conv3d_transpose(
-            data, weight, strides, pads, output_padding, dilation, int(node.args[8]), out_dtype=str(data.ty.dtype)
-        )
-    )
+    zeros = [0] * axes
+    if beyond:
+        zeros = [max(extra - pad, 0) for extra, pad in zip(further, pads, strict=True)]
+        pads = [*pads, *(max(pad - extra, 0) for extra, pad in zip(further, pads, strict=True))]
+        further = [0] * axes
+    make = {1: relax.op.nn.conv1d_transpose, 2: relax.op.nn.conv2d_transpose, 3: relax.op.nn.conv3d_transpose}[axes]
+    result = emit(make(data, weight, strides, pads, further, dilation, int(node.args[8]), out_dtype=str(data.ty.dtype)))
+    if any(zeros):
+        widths = [0, 0, 0, 0, *(width for count in zeros for width in (0, count))]
+        result = emit(relax.op.nn.pad(result, widths, "constant", 0.0))
     if node.args[2] is None:
         return result
-    bias = emit(relax.op.reshape(importer.env[node.args[2]], [1, -1, 1, 1, 1]))
+    bias = emit(relax.op.reshape(importer.env[node.args[2]], [1, -1, *[1] * axes]))
     return emit(relax.op.add(result, bias))
 
 

@@ -1,0 +1,41 @@
+"""What operators that TVM's importer has no converter for become in PyTorch's own terms, before they are converted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+
+def mode(data: torch.Tensor, dim: int = -1, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Decompose ``torch.mode``: in order, the end of the first of the longest runs of equal values."""
+    if not data.dim():
+        return data.clone(), torch.zeros_like(data, dtype=torch.int64)
+    ordered, places = torch.sort(data, dim=dim, stable=True)
+    length = data.shape[dim]
+    differs = ordered.narrow(dim, 1, length - 1) != ordered.narrow(dim, 0, length - 1)
+    differs = torch.cat([torch.ones_like(ordered.narrow(dim, 0, 1), dtype=torch.bool), differs], dim)
+    shape = [1] * data.dim()
+    shape[dim] = length
+    numbers = torch.arange(length, device=data.device).reshape(shape)
+    begins = torch.cummax(torch.where(differs, numbers, 0), dim)[0]
+    at = torch.argmax(numbers - begins, dim, keepdim=True)
+    found = torch.gather(ordered, dim, at), torch.gather(places, dim, at)
+    return found if keepdim else (found[0].squeeze(dim), found[1].squeeze(dim))
+
+
+def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
+    """Decompose places repeated by a tensor, if how many they are is told: the first sum that is beyond each."""
+    if output_size is None:
+        return NotImplemented
+    sums = torch.cumsum(repeats, 0)
+    places = torch.arange(output_size, device=repeats.device)
+    return torch.searchsorted(sums, places, right=True).to(repeats.dtype)
+
+
+DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
+    torch.ops.aten.mode.default: mode,
+    torch.ops.aten.repeat_interleave.Tensor: repeat_interleave,
+}
+"""By operator."""
