@@ -15,7 +15,8 @@ from torch import linalg, nn
 from torch.utils import _pytree as pytree
 
 import tvm_ext
-from tvm_ext.errors import UnsupportedOperatorError
+from tests.torch_compile.eager import LENIENT, compiled
+from tvm_ext.errors import PerformanceWarning, UnsupportedOperatorError
 
 pytestmark = pytest.mark.torch
 
@@ -133,6 +134,14 @@ def test_singular_matrices_give_no_numbers() -> None:
     """PyTorch raises; a run says it by its values, and ends."""
     found = tvm_ext.compile(All([linalg.inv]), example_inputs=(SINGULAR,)).run([SINGULAR.numpy()])
     assert not np.isfinite(next(iter(found.values()))).any()
+
+
+def test_torch_compile_leaves_what_raises_to_torch() -> None:
+    run = compiled(lambda x: linalg.inv(x * 2) + 1, LENIENT)
+    with pytest.warns(PerformanceWarning, match="linalg_check_errors|with_effects"):
+        torch.testing.assert_close(run(EXCHANGED), linalg.inv(EXCHANGED * 2) + 1)
+    with pytest.raises(RuntimeError, match="singular"):
+        run(SINGULAR)
 
 
 def test_factors_of_elimination_are_refused() -> None:

@@ -18,28 +18,41 @@ _EFFECTS = (torch.ops.aten._linalg_check_errors.default,)
 
 
 def drop_assertions(program: torch.export.ExportedProgram) -> None:
-    """Take assertions and what only they use out of a program and the branches in it."""
-    for module in program.graph_module.modules():
-        if not isinstance(module, GraphModule):
-            continue
-        effects = [
+    """Take assertions on numbers and what only they use out of a program and the branches in it."""
+    for module in _graphs(program):
+        found = [node for node in module.graph.nodes if node.target in _ASSERTIONS]
+        for node in found:
+            module.graph.erase_node(node)
+        if found:
+            module.graph.eliminate_dead_code()
+            module.recompile()
+
+
+def drop_checks_of_matrices(program: torch.export.ExportedProgram) -> None:
+    """Take out of an exported program what raises where a matrix was singular, and the tokens that order it.
+
+    Programs of ``torch.compile`` keep it: there, PyTorch runs it and raises.
+    """
+    for module in _graphs(program):
+        found = [
             node
             for node in module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.with_effects)
             if node.args[1] in _EFFECTS
         ]
-        for node in effects:
+        for node in found:
             for token in list(node.users):
                 token.replace_all_uses_with(node.args[0])
                 module.graph.erase_node(token)
             module.graph.erase_node(node)
-        found = [node for node in module.graph.nodes if node.target in _ASSERTIONS]
-        for node in found:
-            module.graph.erase_node(node)
-        if effects and module is program.graph_module:
-            _drop_tokens(program)
-        if found or effects:
+        if found:
+            if module is program.graph_module:
+                _drop_tokens(program)
             module.graph.eliminate_dead_code()
             module.recompile()
+
+
+def _graphs(program: torch.export.ExportedProgram) -> list[GraphModule]:
+    return [module for module in program.graph_module.modules() if isinstance(module, GraphModule)]
 
 
 def _drop_tokens(program: torch.export.ExportedProgram) -> None:

@@ -18,7 +18,7 @@ from tvm_ext.errors import InputError, ModelError, UnsupportedOperatorError
 from tvm_ext.frontend.index_limits import Limits, index_limits
 from tvm_ext.frontend.relax.check import error_line, origin_of, unlowered_calls
 from tvm_ext.frontend.relax.indexing import clip_indices
-from tvm_ext.frontend.torch.assertions import drop_assertions
+from tvm_ext.frontend.torch.assertions import drop_assertions, drop_checks_of_matrices
 from tvm_ext.frontend.torch.assumptions import TRACED_FROM
 from tvm_ext.frontend.torch.attention import decomposition
 from tvm_ext.frontend.torch.complex_numbers import ComplexError, has_complex_numbers, in_real_numbers
@@ -91,6 +91,7 @@ def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
             table.update(loop_decompositions(table))
             table.update(quantized_decompositions(program))
             core = with_plain_containers(program).run_decompositions(table)
+            drop_checks_of_matrices(core)
             if has_complex_numbers(core):
                 core = in_real_numbers(core, table)
     except ComplexError as error:
