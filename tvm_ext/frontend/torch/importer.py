@@ -28,6 +28,7 @@ from tvm_ext.frontend.torch.export import TORCH_FOLDER, class_and_line, quiet
 from tvm_ext.frontend.torch.extent_names import named_extents
 from tvm_ext.frontend.torch.loops import LOOPS
 from tvm_ext.frontend.torch.operators import all_converters, type_fault
+from tvm_ext.frontend.torch.places import select_by_tensors
 from tvm_ext.frontend.torch.precision import PreciseBuilder
 from tvm_ext.frontend.torch.promotion import logical_converter, promoted, relax_dtype
 from tvm_ext.frontend.torch.quantized import quantized_decompositions
@@ -106,6 +107,7 @@ def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
 def convert_core(core: torch.export.ExportedProgram, source: str, outputs: Sequence[str]) -> Converted:
     """Convert a program of core operators, with names for its outputs; see :func:`convert`."""
     drop_assertions(core)
+    select_by_tensors(core)
     _check_interface(core, source)  # only the decomposed form shows what is changed in place
     notes = tuple(_drop_constant_inputs(core))
     importer, found = _imported(core, source)

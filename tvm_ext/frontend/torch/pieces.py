@@ -81,11 +81,24 @@ def concatenate(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
     return parts[0] if len(parts) == 1 else emit(relax.op.concat(parts, axis))
 
 
+def index_select(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """Take an index without axes for a vector of one, as PyTorch does."""
+    index = importer.env[node.args[2]]
+    if len(index.ty.shape):
+        return stock(node)
+    importer.env[node.args[2]] = importer.block_builder.emit(relax.op.reshape(index, [1]))
+    try:
+        return stock(node)
+    finally:
+        importer.env[node.args[2]] = index
+
+
 PIECES: Mapping[str, Callable[[Any, Node], Any]] = {"nonzero.default": nonzero}
 """By name of operator and overload."""
 
 REFINED_PIECES: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
     "cat.default": concatenate,
+    "index_select.default": index_select,
     "masked_select.default": masked_select,
     "split.Tensor": split,
     "split_with_sizes.default": split,

@@ -200,10 +200,31 @@ def _gathered(emit: Emit, rows: Any, bag: Any, neutral: Any, shape: list[Any], h
 
 def as_strided(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
     """``x.as_strided(size, stride, offset)`` of a contiguous tensor: elements gathered from it, also more than once."""
-    size, strides, offset = node.args[1], node.args[2], argument(node, 3, "storage_offset") or 0
+    places = _places_by_strides(node, *node.args[1:3], argument(node, 3, "storage_offset") or 0)
+    if places is None:
+        return stock(node)
+    flat = importer.block_builder.emit(relax.op.reshape(importer.env[node.args[0]], [-1]))
+    return importer.block_builder.emit(relax.op.take(flat, relax.const(places, "int64"), 0, mode="clip"))
+
+
+def as_strided_scatter(importer: Any, node: Node) -> Any:
+    """``x.as_strided(size, stride, offset)[:] = y``, which ``x.fill_diagonal_`` becomes."""
+    places = _places_by_strides(node, *node.args[2:4], argument(node, 4, "storage_offset") or 0)
+    if places is None:
+        raise NotImplementedError("its sizes or steps are open")
+    if np.unique(places).size < places.size:
+        raise NotImplementedError("it writes elements more than once")
+    emit, data = importer.block_builder.emit, importer.env[node.args[0]]
+    flat, given = (emit(relax.op.reshape(importer.env[operand], [-1])) for operand in node.args[:2])
+    found = emit(relax.op.scatter_elements(flat, relax.const(places.reshape(-1), "int64"), given, 0, "update"))
+    return emit(relax.op.reshape(found, data.ty.shape))
+
+
+def _places_by_strides(node: Node, size: Any, strides: Any, offset: Any) -> np.ndarray | None:
+    """Give the places of elements in a contiguous tensor; None if they are open."""
     value = node.args[0].meta["val"]
     if not all(isinstance(number, int) for number in (*size, *strides, offset, *value.shape)):
-        return stock(node)
+        return None
     if not value.is_contiguous() or value.storage_offset():
         raise NotImplementedError("it reads memory in another order than that of its tensor's elements")
     places = np.full([1] * len(size), offset, "int64")
@@ -211,8 +232,7 @@ def as_strided(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
         places = places + (np.arange(extent) * stride).reshape([-1 if k == axis else 1 for k in range(len(size))])
     if places.size and places.max() >= value.numel():
         raise NotImplementedError("it reads memory beyond its tensor's elements")
-    flat = importer.block_builder.emit(relax.op.reshape(importer.env[node.args[0]], [-1]))
-    return importer.block_builder.emit(relax.op.take(flat, relax.const(places, "int64"), 0, mode="clip"))
+    return places
 
 
 def convolution(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
@@ -290,6 +310,7 @@ WINDOWS: Mapping[str, Callable[[Any, Node], Any]] = {
     "_embedding_bag_forward_only.default": embedding_bag,
     "adaptive_max_pool2d.default": partial(adaptive_max_pool, 2),
     "adaptive_max_pool3d.default": partial(adaptive_max_pool, 3),
+    "as_strided_scatter.default": as_strided_scatter,
     "col2im.default": fold,
 }
 """By name of operator and overload."""

@@ -48,6 +48,8 @@ def model_of(operator: str, attributes: dict[str, Any], outputs: dict[str, int],
         ("LabelEncoder", WHOLE, {"keys_int64s": [1, 2, 0], "values_floats": [0.5, 1.5, 2.5]}, {"y": FLOAT}),
         ("LabelEncoder", WHOLE, {"keys_int64s": [-3, 3], "values_int64s": [7, 8], "default_int64": 4}, {"y": INTEGER}),
         ("LabelEncoder", HOLES, {"keys_floats": [np.nan, 0.5], "values_int64s": [7, 8]}, {"y": INTEGER}),
+        ("OneHotEncoder", WHOLE, {"cats_int64s": [-3, 0, 2]}, {"y": FLOAT}),
+        ("OneHotEncoder", ROWS[:, :1], {"cats_int64s": [1, 0], "zeros": 1}, {"y": FLOAT}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

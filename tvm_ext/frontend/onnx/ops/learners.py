@@ -196,5 +196,30 @@ class LabelEncoder(Converter):
         node.refuse(f"its {name} are no numbers")
 
 
-_OPERATORS = (FeatureVectorizer, Imputer, LabelEncoder, LinearClassifier, LinearRegressor, Normalizer, Scaler)
+class OneHotEncoder(Converter):
+    """Numbers as rows of 0 and a 1 at their place in a list; of those that are not in it, zeros alone."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give an axis of categories after the others."""
+        if "cats_int64s" not in node.attributes:
+            node.refuse("its categories are no numbers (cats_int64s)")
+        if not node.integer("zeros", 1):
+            node.refuse("with zeros=0 a number that is no category is an error, which no run finds; export it with 1")
+        categories = array_of(node.attributes["cats_int64s"], "int64")
+        x = astype(bb, emit(bb, inputs[0]), "int64")
+        same = bb.emit(relax.op.equal(bb.emit(relax.op.expand_dims(x, -1)), constant(categories)))
+        return astype(bb, same, "float32")
+
+
+_OPERATORS = (
+    FeatureVectorizer,
+    Imputer,
+    LabelEncoder,
+    LinearClassifier,
+    LinearRegressor,
+    Normalizer,
+    OneHotEncoder,
+    Scaler,
+)
 CONVERTERS: dict[tuple[str, str], type] = {("ai.onnx.ml", operator.__name__): operator for operator in _OPERATORS}
