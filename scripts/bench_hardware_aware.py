@@ -371,7 +371,7 @@ def main() -> int:
         "--baselines", type=Path, default=ROOT / "docs/results/tuners_runs.jsonl", help="runs of bench_tuners.py"
     )
     parser.add_argument(
-        "--networks", nargs="*", metavar="NAME", help="of --graph, twelve by default, and --graph-bound"
+        "--networks", nargs="*", metavar="NAME", help="of --graph, fourteen by default, and --graph-bound"
     )
     parser.add_argument("--variants", type=int, default=24, help="networks that --graph compiles for each")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each search of --stock-space, at least")

@@ -1,9 +1,10 @@
 """Compare tuners: on simulated landscapes of 26 convolutions, and on this machine, which should be quiet.
 
-Run: python scripts/bench_tuners.py [--replay] [--loop] [--peak] [--stock] [--whole] [--models] [--quick] [--json PATH]
+Run: python scripts/bench_tuners.py [--replay] [--loop] [--peak] [--stock] [--recipes] [--whole] [--models] [--quick]
+[--json PATH]
 
 All parts without a choice. Runs on landscapes are kept in the log, line by line, and not run again; with ``--keep`` so
-is what the parts ``loop``, ``stock`` and ``models`` measure, of one machine.
+is what the parts ``loop``, ``stock``, ``recipes`` and ``models`` measure, of one machine.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np
 
-from scripts import tuned_models, tuning_loops
+from scripts import tuned_models, tuning_loops, tuning_recipes
 from scripts.results import add_json_option, add_keep_option, kept_or, result_path, store
 from tvm_ext.system.threads import physical_cores
 from tvm_ext.tuners.recipes import RECIPES
@@ -260,6 +261,14 @@ def stock_part(arguments: argparse.Namespace) -> Part:
     return rows, tuning_loops.summarise_same_best(rows)
 
 
+def recipes_part(arguments: argparse.Namespace) -> Part:
+    """Tune convolutions with tuners of several kinds, on one thread by its processor time; winners in turns."""
+    layers = tuning_recipes.LAYERS[1:2] if arguments.quick else tuning_recipes.LAYERS
+    seeds = 1 if arguments.quick else min(arguments.seeds, 5)
+    rows = tuning_recipes.compare_recipes(arguments.trials or 64, seeds, layers, arguments.keep)
+    return rows, tuning_recipes.summarise_recipes(rows)
+
+
 def whole_part(arguments: argparse.Namespace) -> Part:
     """Tune ResNet-18 with TVM's own search and with ours: latencies of the whole model."""
     rows = tuning_loops.whole_model(arguments.trials or 256)
@@ -286,6 +295,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {
     "loop": loop_part,
     "peak": peak_part,
     "stock": stock_part,
+    "recipes": recipes_part,
     "whole": whole_part,
     "models": models_part,
 }

@@ -33,6 +33,8 @@ NETWORKS = (
     "efficientnet_b0",
     "zfnet",
     "randwire_ws",
+    "vgg16",
+    "unet",
 )
 ROUNDS, SECONDS, FEWEST = 2, 4.0, 10
 
