@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import tvm_ext
 from scripts import docs_tables
 from tvm_ext.phases import PHASES
 
@@ -82,3 +83,15 @@ def test_every_room_stands_in_the_tables() -> None:
     for folder in ("schedules", "tvm_ext/backends"):
         for name in rooms(folder):
             assert f"`{name}/`" in contributing, f"{folder}/{name} is missing in CONTRIBUTING.md"
+
+
+def test_parts_that_pages_call_are_there_after_importing_the_package_alone() -> None:
+    """Others would have to be imported first, which a reader who copies a line does not know."""
+    for page in (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))):
+        code = re.findall(r"```\w*\n(.*?)```|`([^`\n]+)`", page.read_text(encoding="utf-8"), re.DOTALL)
+        called = {
+            name
+            for snippet in map("".join, code)
+            for name in re.findall(r"(?<!from )(?<!import )(?<![\w./\"-])tvm_ext\.(\w+)\.?\w*\(", snippet)
+        }
+        assert called <= set(tvm_ext.__all__), page.name

@@ -91,6 +91,11 @@ def test_importing_tvm_ext_alone_does_not_import_tvm() -> None:
     assert output_of("import sys, tvm_ext; print('tvm' in sys.modules, 'numpy' in sys.modules)") == "False False"
 
 
+def test_tuners_are_there_after_importing_the_package_alone() -> None:
+    found = output_of("import tvm_ext; print(tvm_ext.tuners.options.__name__, tvm_ext.tuning.open_database.__name__)")
+    assert found == "options open_database"
+
+
 def test_public_names_are_found_when_asked_for() -> None:
     for name in tvm_ext.__all__:
         assert getattr(tvm_ext, name) is not None

@@ -21,9 +21,12 @@ __all__ = [
     "errors",
     "graph",
     "import_model",
+    "inputs",
     "load",
     "passes",
     "pipeline",
+    "tuners",
+    "tuning",
 ]
 
 if TYPE_CHECKING:
@@ -40,9 +43,12 @@ _LAZY = {
     "errors": "tvm_ext.errors",
     "graph": "tvm_ext.graph",
     "import_model": "tvm_ext.frontend:import_model",
+    "inputs": "tvm_ext.inputs",
     "load": "tvm_ext.artifact.compiled_model:load",
     "passes": "tvm_ext.passes",
     "pipeline": "tvm_ext.pipeline",
+    "tuners": "tvm_ext.tuners",
+    "tuning": "tvm_ext.tuning",
 }
 
 
