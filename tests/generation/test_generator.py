@@ -16,6 +16,7 @@ from tvm_ext import Generator
 from tvm_ext.bench.decoder_peers import rounded
 from tvm_ext.errors import InputError, ModelError, OptionError
 from tvm_ext.generation.checkpoints import config_from_checkpoint
+from tvm_ext.generation.config import DecoderConfig
 from tvm_ext.generation.decoder import Decoder
 from tvm_ext.generation.definitions import SIZES, Transformer, made_up
 from tvm_ext.generation.quantization import quantized, weight_format
@@ -356,3 +357,43 @@ def test_a_wrong_prompt_leaves_the_cache_as_it_was(llama: tuple[Transformer, Gen
     np.testing.assert_array_equal(generator.decode(7), expected)
     with pytest.raises(InputError, match=r"1000000000000000000000000000000 is no token"):
         generator.prefill([10**30])
+
+
+def test_sequences_that_share_their_beginning(llama: tuple[Transformer, Generator]) -> None:
+    model, generator = llama
+    for length in (0, 1, 15, 16, 17, 100):
+        generator.reset()
+        if length:
+            generator.prefill([(3 * place) % 211 for place in range(length)])
+        beginning = [(3 * place) % 211 for place in range(length)]
+        other = generator.fork()
+        assert other.length == generator.length == length
+        # In turns, of different lengths: neither sees the other's tokens.
+        first, second = generator.prefill([7, 8]), other.prefill([9, 10, 11])
+        first, second = generator.decode(12), other.decode(13)
+        np.testing.assert_allclose(first, logits_of(model, [*beginning, 7, 8, 12]), atol=1e-4)
+        np.testing.assert_allclose(second, logits_of(model, [*beginning, 9, 10, 11, 13]), atol=1e-4)
+    other.reset()
+    assert generator.length == 103
+    np.testing.assert_allclose(other.prefill(PROMPT), logits_of(model, PROMPT), atol=1e-4)
+
+
+def test_weights_of_sequences_are_held_once(llama: tuple[Transformer, Generator]) -> None:
+    other = llama[1].fork()
+    assert all(own is shared for own, shared in zip(other._arrays, llama[1]._arrays, strict=True))
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="pages of the process are not told here")
+def test_memory_of_a_cache_follows_the_tokens() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    generator = Generator.compile(made_up(DecoderConfig(4, 128, 8, 8, 64, 96, 211, 16384)), context=16384)
+    generator.prefill([1, 2, 3])
+    before = resident()
+    others = [generator.fork() for _ in range(4)]
+    for number, other in enumerate(others):
+        other.prefill([number] * 16)
+    capacity = 4 * sum(array.nbytes for array in others[0]._held)
+    assert capacity == 4 * 256 << 20
+    assert resident() - before < capacity // 16

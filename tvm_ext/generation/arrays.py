@@ -14,11 +14,15 @@ ALIGNMENT = 64
 """Bytes; arrays begin at multiples of it, in memory and in files."""
 
 
-def aligned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Make an array of zeros as kernels want it: at the beginning of a cache line, on large pages if it is large."""
+def aligned(shape: tuple[int, ...], dtype: str, read_whole: bool = True) -> np.ndarray:
+    """Make an array of zeros as kernels want it, at the beginning of a cache line.
+
+    Memory is taken page by page as it is written. What is ``read_whole`` and large lies on large pages; of what is
+    filled bit by bit, as a cache is, pages of 4 KiB are taken where large ones would take hundreds of times as much.
+    """
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     memory = mmap.mmap(-1, max(size, 1))
-    if size >= 1 << 21 and hasattr(mmap, "MADV_HUGEPAGE"):
+    if read_whole and size >= 1 << 21 and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype, int(np.prod(shape))).reshape(shape)
 

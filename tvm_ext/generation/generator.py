@@ -60,7 +60,9 @@ class Generator:
         self.context, self.length = int(facts["context"]), 0
         self._arrays = list(arrays)
         self._weights = [tvm_ffi.from_dlpack(array) for array in arrays]
-        self._caches = [tvm_ffi.from_dlpack(aligned(tuple(shape), "float32")) for shape in facts["caches"]]
+        # Blocks of positions, or positions, are the second axis.
+        self._held = [aligned(tuple(shape), "float32", read_whole=False) for shape in facts["caches"]]
+        self._caches = [tvm_ffi.from_dlpack(array) for array in self._held]
         self._token, self._position = aligned((1,), "int64"), aligned((1,), "int64")
         # What every token is computed from, as it is handed over.
         self._one_token = tvm_ffi.from_dlpack(self._token)
@@ -187,6 +189,20 @@ class Generator:
     def save(self, folder: str | os.PathLike[str], force: bool = False) -> Path:
         """Write ``model.so``, ``metadata.json`` and ``weights.bin``; errors as :meth:`CompiledModel.save`."""
         return self.model.save(folder, force)
+
+    def fork(self) -> Generator:
+        """Give another sequence, which begins with the tokens that this one holds, and goes on by itself.
+
+        Weights and code are shared, keys and values of these tokens copied; both caches then grow by the tokens of
+        their own. Calls of all such sequences take turns.
+        """
+        with self._turn:
+            other = Generator(self.model, self._arrays)
+            other._turn, other.length = self._turn, self.length
+            for source, copy in zip(self._held, other._held, strict=True):
+                used = -(-self.length * source.shape[1] // self.context)
+                copy[:, :used] = source[:, :used]
+            return other
 
     def reset(self) -> None:
         """Forget all tokens."""
