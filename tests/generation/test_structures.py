@@ -62,8 +62,11 @@ def logits_of(model: Transformer, ids: list[int]) -> np.ndarray:
     return result
 
 
-def check(model: Transformer, generator: Generator) -> None:
-    """Compare logits of every position, and tokens until the cache is full."""
+def check(model: Transformer, generator: Generator, tolerance: float = 1e-4) -> None:
+    """Compare logits however tokens come, and tokens until the cache is full; the tolerance is in standard deviations.
+
+    Data that meets integers is rounded to 16 bits, which moves logits of such small models by some 2e-4.
+    """
     ids = [int(token) for token in np.random.default_rng(0).integers(0, model.config.vocabulary, CONTEXT)]
     expected = logits_of(model, ids)
     deviation = float(expected.std())
@@ -74,13 +77,13 @@ def check(model: Transformer, generator: Generator) -> None:
             part = ids[begin : begin + count]
             found = generator.decode(part[0]) if count == 1 else generator.prefill(part)
             begin += count
-            np.testing.assert_allclose(found, expected[begin - 1], atol=1e-4 * deviation)
+            np.testing.assert_allclose(found, expected[begin - 1], rtol=0, atol=tolerance * deviation)
     for prompt in ([5], [3, 1, 4], ids[:17]):
         count = CONTEXT - len(prompt) + 1
         tokens, margins = model.generate(prompt, count)
         found_tokens = list(generator.generate(prompt, count))
         same = next((number for number in range(count) if tokens[number] != found_tokens[number]), count)
-        assert same == count or margins[same] < 1e-3 * deviation
+        assert same == count or margins[same] < 10 * tolerance * deviation
 
 
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
@@ -103,7 +106,7 @@ def test_experts_of_few_bits(text: str) -> None:
                     value.copy_(value.bfloat16().float())
     else:
         rounded(model, weight_format(text))
-    check(model, generator)
+    check(model, generator, 1e-4 if text == "bfloat16" else 1e-3)
 
 
 def test_tokens_are_told_to_experts_that_they_want() -> None:
