@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import tvm
 from torch.fx import Node
 from tvm import relax, te, tirx
 from tvm.ir.prim import expr as prim
@@ -168,14 +169,18 @@ def logcumsumexp(importer: Any, node: Node) -> Any:
     if not len(data.ty.shape):
         return data
     axis, dtype = node.args[1] % len(data.ty.shape), str(data.ty.dtype)
-    length, distance = static_size(data, axis), 1
+    extent, distance = data.ty.shape[axis], 1
+    is_open = isinstance(extent, tvm.ir.Var) and extent.name in importer.most
+    longest = int(importer.most[extent.name]) if is_open else static_size(data, axis)
     nothing = relax.const(-math.inf, dtype)
-    while distance < length:
+    while distance < longest:
         shape = list(data.ty.shape)
-        shape[axis] = distance
+        shape[axis] = tvm.tirx.const(distance, "int64")
         first = emit(relax.op.broadcast_to(nothing, shape))
-        earlier = emit(relax.op.strided_slice(data, [axis], [0], [length - distance]))
-        data = _log_add_exp(emit, data, emit(relax.op.concat([first, earlier], axis)), dtype)
+        moved = emit(relax.op.concat([first, data], axis))
+        ends = [tvm.tirx.const(0, "int64")], [extent], [tvm.tirx.const(1, "int64")]
+        earlier = emit(relax.op.strided_slice(moved, [axis], *ends, assume_inbound=True))
+        data = _log_add_exp(emit, data, earlier, dtype)
         distance *= 2
     return data
 

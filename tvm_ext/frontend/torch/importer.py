@@ -156,6 +156,7 @@ class _Importer(ExportedProgramImporter):
         self.most: dict[str, int] = {}
         self._functions: dict[int, Any] = {}  # of branches and loops, by their graphs
         self.checks = ValueChecks()
+        self.places: dict[Any, Any] = {}  # where masks are true, by the mask
         self.parameters: dict[str, torch.Tensor] = {}  # by name of node
         super().__init__()
 

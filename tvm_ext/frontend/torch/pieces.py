@@ -10,6 +10,7 @@ from torch.fx import Node
 from tvm import relax, tirx
 
 from tvm_ext.frontend.torch.arguments import extent_of
+from tvm_ext.frontend.torch.numbers import REFINED_NUMBERS
 
 
 def split(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
@@ -69,6 +70,36 @@ def nonzero(importer: Any, node: Node) -> Any:
     return emit(relax.op.permute_dims(places))
 
 
+def rows_of_mask(importer: Any, node: Node) -> Any:
+    """``x[mask]``: the places of the mask that are true, and what the tensor has there; how many only a run tells.
+
+    Masks that are one tensor give places of one extent, so that what two tensors have there fits together.
+    """
+    emit, (axis,) = importer.block_builder.emit, [axis for axis, index in enumerate(node.args[1]) if index is not None]
+    data, mask = importer.env[node.args[0]], importer.env[node.args[1][axis]]
+    shape, covered = list(data.ty.shape), len(mask.ty.shape)
+    if not covered:
+        raise NotImplementedError("a mask without dimensions adds one to the tensor; use torch.where")
+    for own, other in zip(shape[axis : axis + covered], mask.ty.shape, strict=True):
+        if not tvm.sym.Analyzer().can_prove_equal(own, other):
+            raise NotImplementedError(f"its mask is of extent {other} where the tensor is of {own}")
+    places = importer.places.get(mask)
+    if places is None:
+        flat = emit(relax.op.reshape(emit(relax.op.astype(mask, "bool")), [_product(mask.ty.shape)]))
+        count = tvm.ir.Var(str(node.meta["val"].shape[axis]), "int64")
+        found = importer.block_builder.match_cast(emit(relax.op.nonzero(flat)), relax.TensorType([1, count], "int64"))
+        places = importer.places[mask] = emit(relax.op.reshape(found, [count]))
+    joined = [*shape[:axis], _product(shape[axis : axis + covered]), *shape[axis + covered :]]
+    return emit(relax.op.take(emit(relax.op.reshape(data, joined)), places, axis, mode="clip"))
+
+
+def _product(extents: Any) -> Any:
+    total: Any = tirx.const(1, "int64")
+    for extent in extents:
+        total = total * extent
+    return tvm.sym.Analyzer().simplify(total)
+
+
 def concatenate(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
     """Leave out ``torch.tensor([])``, which PyTorch puts together with tensors of any rank: caches begin with it."""
     tensors, axis = node.args[0], node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
@@ -97,6 +128,7 @@ PIECES: Mapping[str, Callable[[Any, Node], Any]] = {"nonzero.default": nonzero}
 """By name of operator and overload."""
 
 REFINED_PIECES: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
+    **REFINED_NUMBERS,
     "cat.default": concatenate,
     "index_select.default": index_select,
     "masked_select.default": masked_select,

@@ -30,8 +30,13 @@ def adaptive_max_pool(axes: int, importer: Any, node: Node) -> Any:
     data = importer.env[node.args[0]]
     rank = len(data.ty.shape)
     sizes = [int(size) for size in node.args[1]]
+    placed = any(user.args[1] == 1 and user.users for user in node.users)
+    if not placed and not all(isinstance(extent, tvm.tirx.IntImm) for extent in list(data.ty.shape)[rank - axes :]):
+        for axis, size in zip(range(rank - axes, rank), sizes, strict=True):
+            data = _largest_of_open(emit, data, axis, size)
+        return (data,)
     lengths = [static_size(data, axis) for axis in range(rank - axes, rank)]
-    if any(user.args[1] == 1 and user.users for user in node.users):
+    if placed:
         windows = []
         for length, size in zip(lengths, sizes, strict=True):
             starts, ends = np.arange(size) * length // size, -(-(np.arange(size) + 1) * length // size)
@@ -57,6 +62,18 @@ def adaptive_max_pool(axes: int, importer: Any, node: Node) -> Any:
         windows = emit(relax.op.reshape(data, [*shape[:axis], size, width, *shape[axis + 1 :]]))
         data = emit(relax.op.max(windows, [axis + 1]))
     return (data,)
+
+
+def _largest_of_open(emit: Emit, data: Any, axis: int, size: int) -> Any:
+    """Pool along one axis whose extent may be open: each window is a slice of it."""
+    length, one = data.ty.shape[axis], tvm.tirx.const(1, "int64")
+    parts = []
+    for place in range(size):
+        ends = (place * length // size, (((place + 1) * length) + (size - 1)) // size)
+        begin, end = (tvm.sym.Analyzer().simplify(end) for end in ends)
+        window = emit(relax.op.strided_slice(data, [axis], [begin], [end], [one], assume_inbound=True))
+        parts.append(emit(relax.op.max(window, [axis], keepdims=True)))
+    return parts[0] if size == 1 else emit(relax.op.concat(parts, axis))
 
 
 def max_pool(axes: int, stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
