@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.generation.test_generator import LLAMA, require_same
+from tests.generation.test_generator import require_same
 from tvm_ext import Generator
 from tvm_ext.errors import ModelError
 from tvm_ext.generation.checkpoints import adapted_weights, config_from_checkpoint
@@ -18,6 +20,14 @@ from tvm_ext.generation.definitions import SIZES, made_up
 
 CONTEXT = 150
 NAMES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.down_proj")
+
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_hidden_layers": 2, "intermediate_size": 96, "vocab_size": 211, "max_position_embeddings": 512,
+    "hidden_act": "silu",
+}  # fmt: skip
+GPT2 = {"model_type": "gpt2", "n_embd": 48, "n_head": 3, "n_layer": 2, "vocab_size": 211, "n_positions": 160}
 
 
 def described(**fields: Any) -> dict[str, Any]:
@@ -180,3 +190,36 @@ def test_windows() -> None:
     assert windows(model_type="gemma2", hidden_act=None) == (64, 0, 64, 0)
     assert windows(model_type="olmo3") == (64, 64, 64, 0)
     assert windows(model_type="olmo3", layer_types=["full_attention", "sliding_attention"] * 2) == (0, 64, 0, 64)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_act": "mish"}, "hidden_act is 'mish', which is not supported; candidates are silu, swish, gelu_pyt"),
+        ({"partial_rotary_factor": 0.2}, "partial_rotary_factor is 0.2, so that 3 of the 16 elements"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling is .*candidates are default, linear"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e6}}, "field 'low_freq_factor' is missing"),
+        ({"model_type": "mamba2"}, "model_type 'mamba2' keeps a state in place of keys and values"),
+        ({"model_type": "gemma9"}, "model_type 'gemma9' is not supported; candidates are .*gemma2"),
+        ({"hidden_size": "wide"}, "a field is no number"),
+        ({"rope_parameters": "default"}, "a field is no number"),
+        ({"hidden_size": 0}, "field hidden is 0"),
+        (GPT2 | {"activation_function": "tanh"}, "activation_function is 'tanh'"),
+        (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+        (GPT2 | {"num_attention_heads": 0}, "a field is no number"),
+    ],
+)
+def test_checkpoints_that_compute_something_else(fields: dict[str, object], message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | fields))
+    with pytest.raises(ModelError, match=message):
+        Decoder.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text("[1, 2]")
+    with pytest.raises(ModelError, match="holds no object of fields"):
+        Decoder.from_folder(tmp_path)
+
+
+def test_the_base_of_angles_is_read_where_it_stands() -> None:
+    assert config_from_checkpoint(LLAMA, "").rotary_base == 1e4
+    assert config_from_checkpoint(LLAMA | {"rope_theta": 5e5}, "").rotary_base == 5e5
+    angles = {"rope_type": "default", "rope_theta": 1e6}
+    assert config_from_checkpoint(LLAMA | {"rope_parameters": angles}, "").rotary_base == 1e6

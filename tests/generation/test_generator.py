@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import shutil
 from pathlib import Path
 
@@ -14,8 +16,7 @@ import tvm_ext
 from tests.commands import Commands
 from tvm_ext import Generator
 from tvm_ext.bench.decoder_peers import rounded
-from tvm_ext.errors import InputError, ModelError, OptionError
-from tvm_ext.generation.checkpoints import config_from_checkpoint
+from tvm_ext.errors import InputError, ModelError, OptionError, OutputError
 from tvm_ext.generation.config import DecoderConfig
 from tvm_ext.generation.decoder import Decoder
 from tvm_ext.generation.definitions import SIZES, Transformer, made_up
@@ -114,6 +115,12 @@ def test_bad_ids_are_refused(llama: tuple[Transformer, Generator], ids: object) 
     with pytest.raises(InputError, match=r"^prompt ids: "):
         generator.prefill(ids)  # type: ignore[arg-type]
     assert generator.length == 0
+
+
+def test_generators_are_not_copied(llama: tuple[Transformer, Generator]) -> None:
+    for call in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(OutputError, match=r"neither pickled nor copied; use save\(folder\), and tvm_ext.Generator"):
+            call(llama[1])
 
 
 def test_texts_end_with_stop_ids(llama: tuple[Transformer, Generator]) -> None:
@@ -278,47 +285,6 @@ def test_wrong_models_are_refused(tmp_path: Path) -> None:
         Decoder(model.config, weights | {"model.norm.weight": np.ones(63, "float32")})
     with pytest.raises(ModelError, match="cannot share 3 heads"):
         type(model.config)(**model.config.to_json() | {"kv_heads": 3})
-
-
-LLAMA = {
-    "model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "num_hidden_layers": 2, "intermediate_size": 96, "vocab_size": 211, "max_position_embeddings": 512,
-    "hidden_act": "silu",
-}  # fmt: skip
-GPT2 = {"model_type": "gpt2", "n_embd": 48, "n_head": 3, "n_layer": 2, "vocab_size": 211, "n_positions": 160}
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"hidden_act": "mish"}, "hidden_act is 'mish', which is not supported; candidates are silu, swish, gelu_pyt"),
-        ({"partial_rotary_factor": 0.2}, "partial_rotary_factor is 0.2, so that 3 of the 16 elements"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling is .*candidates are default, linear"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e6}}, "field 'low_freq_factor' is missing"),
-        ({"model_type": "mamba2"}, "model_type 'mamba2' keeps a state in place of keys and values"),
-        ({"model_type": "gemma9"}, "model_type 'gemma9' is not supported; candidates are .*gemma2"),
-        ({"hidden_size": "wide"}, "a field is no number"),
-        ({"rope_parameters": "default"}, "a field is no number"),
-        ({"hidden_size": 0}, "field hidden is 0"),
-        (GPT2 | {"activation_function": "tanh"}, "activation_function is 'tanh'"),
-        (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
-        (GPT2 | {"num_attention_heads": 0}, "a field is no number"),
-    ],
-)
-def test_checkpoints_that_compute_something_else(fields: dict[str, object], message: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA | fields))
-    with pytest.raises(ModelError, match=message):
-        Decoder.from_folder(tmp_path)
-    (tmp_path / "config.json").write_text("[1, 2]")
-    with pytest.raises(ModelError, match="holds no object of fields"):
-        Decoder.from_folder(tmp_path)
-
-
-def test_the_base_of_angles_is_read_where_it_stands() -> None:
-    assert config_from_checkpoint(LLAMA, "").rotary_base == 1e4
-    assert config_from_checkpoint(LLAMA | {"rope_theta": 5e5}, "").rotary_base == 5e5
-    angles = {"rope_type": "default", "rope_theta": 1e6}
-    assert config_from_checkpoint(LLAMA | {"rope_parameters": angles}, "").rotary_base == 1e6
 
 
 def test_weights_that_have_no_place() -> None:

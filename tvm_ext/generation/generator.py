@@ -21,7 +21,7 @@ from tvm_ext.artifact.destination import as_path
 from tvm_ext.artifact.metadata import FORMAT, REMEDY, check_file, file_record
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.compiler import generate_code, lower, recorded_versions
-from tvm_ext.errors import InputError, ModelError, OptionError, TargetError
+from tvm_ext.errors import InputError, ModelError, OptionError, OutputError, TargetError
 from tvm_ext.generation.arrays import ALIGNMENT, aligned, copied, read_arrays
 from tvm_ext.generation.config import DecoderConfig
 from tvm_ext.generation.decoder import Decoder
@@ -185,6 +185,13 @@ class Generator:
             return cls(loaded, arrays)
         except (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, TypeError, ValueError) as error:
             raise ModelError(f"{path / METADATA} is damaged, field decoder ({error}); {REMEDY}") from None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be pickled or copied, as a compiled model does."""
+        raise OutputError(
+            "a Generator can be neither pickled nor copied; use save(folder), and tvm_ext.Generator.load(folder) in "
+            "each process that runs it"
+        )
 
     def save(self, folder: str | os.PathLike[str], force: bool = False) -> Path:
         """Write ``model.so``, ``metadata.json`` and ``weights.bin``; errors as :meth:`CompiledModel.save`."""
