@@ -36,7 +36,8 @@ PHASES: tuple[Phase, ...] = (
     Phase(
         "canonicalize",
         "inference form: what is done image by image of an open batch becomes a function for one, quantised operators "
-        "become integer arithmetic, batch norm and constants are folded, arithmetic is rewritten (rewrite option)",
+        "become integer arithmetic, products keep weights of few bits, batch norm and constants are folded, arithmetic "
+        "is rewritten (rewrite option)",
         ("tvm_ext/shapes", "tvm_ext/quantized", "tvm_ext/passes", "tvm_ext/algebra"),
     ),
     Phase("dispatch", "sampling, sort and scan handed to library kernels"),
