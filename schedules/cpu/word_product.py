@@ -52,7 +52,7 @@ come from further away, so that with many registers tiles grow by vectors."""
 _DONE = {RULE_ATTRIBUTE: RULE, "tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": 8}
 
 
-def word_product(weights: WeightShape, rows: int | None, machine: Machine) -> tirx.PrimFunc:
+def word_product(weights: WeightShape, rows: int | None, machine: Machine, exact: bool = False) -> tirx.PrimFunc:
     """Make the kernel ``out[m, n] = sum(data[m, k] * weight[k, n])``.
 
     Parameters
@@ -62,6 +62,8 @@ def word_product(weights: WeightShape, rows: int | None, machine: Machine) -> ti
     rows : int or None
         None: any number of them.
     machine : Machine
+    exact : bool
+        Do not round the data of one row to 16 bits.
 
     Returns
     -------
@@ -79,7 +81,7 @@ def word_product(weights: WeightShape, rows: int | None, machine: Machine) -> ti
             ]
             out = T.arg("out", T.buffer((count, weights.columns), "float32"))
             with T.sblock("root"):
-                kernel = WordProduct(weights, machine, data, stored, out)
+                kernel = WordProduct(weights, machine, data, stored, out, exact)
                 if rows == 1:
                     kernel.one_row()
                 elif rows is not None:
@@ -105,7 +107,10 @@ class WordProduct:
     given: Any = 0
     result: Any = 0
 
-    def __init__(self, weights: WeightShape, machine: Machine, data: Any, stored: list[Any], out: Any) -> None:
+    def __init__(
+        self, weights: WeightShape, machine: Machine, data: Any, stored: list[Any], out: Any, exact: bool = False
+    ) -> None:
+        self.exact = exact
         self.weights, self.machine, self.data, self.out = weights, machine, data, out
         self.words, self.scales, self.offsets = (*stored, None, None)[:3]
         self.lanes = weights.lanes
@@ -153,7 +158,7 @@ class WordProduct:
     def prepared(self) -> Callable[[Any, Any], None]:
         """Bring the row into the form that products want; gives what adds those of a tile to sums."""
         shape = self.weights
-        if has_dots(shape, self.machine):
+        if not self.exact and has_dots(shape, self.machine):
             dots = WordDots(shape, self.data, self.words, self.scales, self.offsets, self.given)
             dots.prepare()
             return lambda sums, tile: dots.tile(sums, tile, self._fetch, self._fetch_scales)

@@ -259,9 +259,11 @@ class _Rewriter(PyExprMutator):
         if len(outer) != 2:
             given = emit(relax.op.reshape(given, relax.ShapeExpr([rows, shape.reduction])))
         known = int(rows) if isinstance(rows, tirx.IntImm) else None
-        kernel = self.builder_.add_func(word_product(shape, known, self.machine), "word_product")
+        kernel = self.builder_.add_func(word_product(shape, known, self.machine, dtype == "int32"), "word_product")
         result = relax.TensorType([rows, shape.columns], "float32")
         product = emit(relax.call_tir(kernel, [given, *(relax.const(array) for array in stored)], result))
+        if dtype == "int32":  # beyond 24 bits a sum of floats is no whole number any more
+            product = emit(relax.op.round(product))
         if dtype != "float32":
             product = emit(relax.op.astype(product, dtype))
         if len(outer) == 2:
