@@ -16,7 +16,6 @@ from torch import nn
 from tvm import relax
 
 from tests.frontend.compiled import Compiled, assert_same
-from tvm_ext.errors import UnsupportedOperatorError
 from tvm_ext.frontend.torch.model import import_torch
 from tvm_ext.frontend.torch.operators import CONVERTERS, REFINED, type_fault
 
@@ -186,12 +185,6 @@ def test_select_from_the_end_of_a_symbolic_dimension() -> None:
     for size in (2, 5, 31):
         x = torch.randn(2, size, 8)
         assert_same(compiled(x), x[:, -1] * 2)
-
-
-def test_mask_as_index_is_refused() -> None:
-    program = torch.export.export(All({"": lambda x: x[x > 0] * 2}), (TABLE,))
-    with pytest.raises(UnsupportedOperatorError, match=r"aten\.index\.Tensor 'index' .*shape of the result depends on"):
-        import_torch(program)
 
 
 def test_a_result_of_another_type_is_refused() -> None:
