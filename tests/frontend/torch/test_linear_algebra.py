@@ -130,6 +130,13 @@ def test_open_batch() -> None:
         np.testing.assert_allclose(determinant, linalg.det(matrices).numpy(), rtol=1e-4)
 
 
+def test_as_c_sources() -> None:
+    module = All([linalg.inv, linalg.det, lambda x: linalg.cholesky(_positive(x))])
+    found = tvm_ext.compile(module, example_inputs=(EXCHANGED,), emit="c").run([EXCHANGED.numpy()])
+    for ours, theirs in zip(found.values(), module(EXCHANGED), strict=True):
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5, atol=1e-5)
+
+
 def test_singular_matrices_give_no_numbers() -> None:
     """PyTorch raises; a run says it by its values, and ends."""
     found = tvm_ext.compile(All([linalg.inv]), example_inputs=(SINGULAR,)).run([SINGULAR.numpy()])
