@@ -13,7 +13,7 @@ from torch.fx import Node
 from tvm import relax, te, tirx
 from tvm.ir.prim import expr as prim
 
-from tvm_ext.frontend.torch.arguments import static_size
+from tvm_ext.frontend.torch.arguments import argument, static_size
 from tvm_ext.frontend.torch.extent_numbers import EXTENT_NUMBERS, REFINED_EXTENT_NUMBERS
 from tvm_ext.frontend.torch.promotion import relax_dtype
 
@@ -276,6 +276,16 @@ def repeat_interleave(importer: Any, node: Node) -> Any:
     raise NotImplementedError("how many rows it gives depends on values; say it by output_size=")
 
 
+def leaky_with_mean_slope(importer: Any, node: Node) -> Any:
+    """``F.rrelu`` in evaluation mode: the slope below zero is the mean of those that training draws; and the noise."""
+    lower, upper = argument(node, 2, "lower", 1 / 8), argument(node, 3, "upper", 1 / 3)
+    if argument(node, 4, "training", False):
+        raise NotImplementedError("in training mode it draws random slopes; export it in evaluation mode")
+    data = importer.env[node.args[0]]
+    result = importer.block_builder.emit(relax.op.nn.leakyrelu(data, (lower + upper) / 2))
+    return result, importer.env[node.args[1]]
+
+
 _SHIFTS = {
     f"{name}.{overload}": partial(shift, to_left)
     for names, to_left in ((("__lshift__", "bitwise_left_shift"), True), (("__rshift__", "bitwise_right_shift"), False))
@@ -288,6 +298,7 @@ ARITHMETIC: Mapping[str, Callable[[Any, Node], Any]] = {
     "_trilinear.default": trilinear,
     "bincount.default": bincount,
     "repeat_interleave.Tensor": repeat_interleave,
+    "rrelu_with_noise_functional.default": leaky_with_mean_slope,
     "convert_element_type.default": convert_type,
     "copysign.Scalar": partial(of_c_library, tirx.copysign),
     "copysign.Tensor": partial(of_c_library, tirx.copysign),

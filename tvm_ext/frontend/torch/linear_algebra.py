@@ -168,7 +168,8 @@ def _eliminated(data: te.Tensor, rows: te.Tensor | None = None) -> list[te.Tenso
     def kernel(*buffers: Any) -> Any:
         with IRBuilder() as ib:
             matrix, *others, work = (T.buffer_proxy(buffer) for buffer in buffers)
-            given, right = others if rows is not None else (None, None)
+            given: Any = others[0] if rows is not None else None
+            right: Any = others[1] if rows is not None else None
             with T.parallel(0, count) as batch:
                 at, to = batch * size * size, batch * size * columns
                 best = T.buffer_proxy(T.decl_buffer([1], "int64", scope="local"))

@@ -94,16 +94,6 @@ def elu(importer: Any, node: Node) -> Any:
     return total if argument(node, 2, "scale", 1.0) == 1.0 else emit(relax.op.multiply(total, scale))
 
 
-def leaky_with_mean_slope(importer: Any, node: Node) -> Any:
-    """``F.rrelu`` in evaluation mode: the slope below zero is the mean of those that training draws; and the noise."""
-    lower, upper = argument(node, 2, "lower", 1 / 8), argument(node, 3, "upper", 1 / 3)
-    if argument(node, 4, "training", False):
-        raise NotImplementedError("in training mode it draws random slopes; export it in evaluation mode")
-    data = importer.env[node.args[0]]
-    result = importer.block_builder.emit(relax.op.nn.leakyrelu(data, (lower + upper) / 2))
-    return result, importer.env[node.args[1]]
-
-
 # Reductions and normalisation
 
 
@@ -271,7 +261,6 @@ CONVERTERS: Mapping[str, Converter] = {
     "native_group_norm.default": group_norm,
     "_pad_circular.default": pad_circular,
     "prod.dim_int": partial(reduction, relax.op.prod),
-    "rrelu_with_noise_functional.default": leaky_with_mean_slope,
     "rsub.Scalar": partial(scaled_sum, relax.op.subtract, True),
     "rsub.Tensor": partial(scaled_sum, relax.op.subtract, True),
     "select.int": select,

@@ -217,7 +217,7 @@ def _gathered(emit: Emit, rows: Any, bag: Any, neutral: Any, shape: list[Any], h
 
 def as_strided(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
     """``x.as_strided(size, stride, offset)`` of a contiguous tensor: elements gathered from it, also more than once."""
-    places = _places_by_strides(node, *node.args[1:3], argument(node, 3, "storage_offset") or 0)
+    places = _places_by_strides(node, node.args[1], node.args[2], argument(node, 3, "storage_offset") or 0)
     if places is None:
         return stock(node)
     flat = importer.block_builder.emit(relax.op.reshape(importer.env[node.args[0]], [-1]))
@@ -226,7 +226,7 @@ def as_strided(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
 
 def as_strided_scatter(importer: Any, node: Node) -> Any:
     """``x.as_strided(size, stride, offset)[:] = y``, which ``x.fill_diagonal_`` becomes."""
-    places = _places_by_strides(node, *node.args[2:4], argument(node, 4, "storage_offset") or 0)
+    places = _places_by_strides(node, node.args[2], node.args[3], argument(node, 4, "storage_offset") or 0)
     if places is None:
         raise NotImplementedError("its sizes or steps are open")
     if np.unique(places).size < places.size:
