@@ -166,7 +166,7 @@ def plan_words(matrix: FewBits, lanes: int) -> WordPlan | None:
     if group is None:
         return None
     symmetric = bool((matrix.zero == lowest + (1 << (bits - 1))).all())
-    shape = WeightShape(*integers.shape, lanes, WeightFormat(bits, group, symmetric))
+    shape = WeightShape(integers.shape[0], integers.shape[1], lanes, WeightFormat(bits, group, symmetric))
     if shape.nbytes > _GAIN * 4 * integers.size:
         return None
     return WordPlan(bits, group, symmetric, lowest, shape.nbytes)

@@ -53,7 +53,7 @@ def few_bit_weights() -> tvm.transform.Pass:
     return _few_bit_weights
 
 
-class _Weights(Bindings):  # type: ignore[misc]
+class _Weights(Bindings):
     """What constant expressions of a function are worth."""
 
     def few_bits(self, expr: Any) -> FewBits | None:
@@ -250,7 +250,7 @@ class _Rewriter(PyExprMutator):
         stored = stored_words(matrix, plan, self.lanes)
         verify_words(matrix, plan, self.lanes, stored)
         self.decisions.append(Decision.of("matmul", "few-bit weights", plan, self._words))
-        shape = WeightShape(*matrix.shape, self.lanes, plan.format)
+        shape = WeightShape(matrix.shape[0], matrix.shape[1], self.lanes, plan.format)
         rows = _count(outer[:-1])
         emit = self.builder_.emit
         given = self.visit_expr(data)
