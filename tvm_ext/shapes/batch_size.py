@@ -30,14 +30,16 @@ LARGEST_TENSOR = 8 << 20
 SHARE = 0.25
 """Of the time that an image takes, what several at once have to save."""
 
-ELEMENT_BY_ELEMENT = frozenset(
+ROW_REDUCTIONS = frozenset(
     f"relax.{name}"
     for name in (
-        "add subtract multiply divide maximum minimum clip tanh sigmoid exp negative abs sqrt rsqrt square erf "
-        "nn.relu nn.gelu nn.gelu_tanh nn.silu nn.leakyrelu nn.softplus astype reshape expand_dims squeeze"
+        "matmul nn.softmax nn.log_softmax nn.layer_norm nn.rms_norm mean sum prod max min variance std argmax argmin"
     ).split()
 )
-"""Operators that move nothing between rows, and cost little beside a product."""
+"""Operators that reduce an image in one kernel of rows, of which there may be any number."""
+
+ROW_TYPES = ("float32", "float64", "bfloat16")
+"""Types of products whose kernels take any number of rows without loss."""
 
 
 @dataclass(frozen=True)
@@ -80,28 +82,23 @@ def images_at_once(function: relax.Function, batch: tirx.Var, machine: Machine) 
     return (*(count for count in SIZES if count * cost.largest <= LARGEST_TENSOR), 1)
 
 
-def are_products_of_rows(bindings: Sequence[Any], constants: Mapping[Any, Any]) -> bool:
-    """Whether products with constant matrices are all that is reduced.
+def are_reductions_of_rows(reductions: Sequence[Any]) -> bool:
+    """Whether products, and reductions of rows, are all that is reduced.
 
-    Their kernels take any number of rows (:mod:`tvm_ext.layout.relax.open_products`), and read the weights once for all
-    of them; a loop over images calls more kernels, each for a few rows, and needs weights packed for each number.
+    Their kernels take any number of rows (:mod:`tvm_ext.layout.relax.open_products`), and read weights once for all of
+    them; a loop over images calls more kernels, each for a few rows, and needs weights packed for each number.
 
     Parameters
     ----------
-    bindings : sequence of relax.Binding
-        What a loop would compute.
-    constants : mapping from relax.Var to relax.Expr
-        Values of variables that depend on no parameter.
+    reductions : sequence of relax.Expr
+        What a loop would compute, as far as it reduces.
     """
-    values = [binding.value for binding in bindings if not isinstance(binding.value, relax.Var)]  # the others rename
-    return all(isinstance(value, relax.Call) and _is_of_rows(value, constants) for value in values)
+    return all(isinstance(value, relax.Call) and _is_of_rows(value) for value in reductions)
 
 
-def _is_of_rows(call: relax.Call, constants: Mapping[Any, Any]) -> bool:
+def _is_of_rows(call: relax.Call) -> bool:
     name = str(getattr(call.op, "name", ""))
-    if name == "relax.matmul":
-        return _constant_bytes(call.args[1], constants) is not None and int(call.args[1].ty.ndim) == 2
-    return name in ELEMENT_BY_ELEMENT
+    return name in ROW_REDUCTIONS and (name != "relax.matmul" or str(call.ty.dtype) in ROW_TYPES)
 
 
 def _leaves(expr: Any, constants: Mapping[Any, Any]) -> list[Any] | None:

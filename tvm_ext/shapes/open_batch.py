@@ -1,7 +1,8 @@
 """Compile a model with an open batch as a loop over single images, where the model treats every image by itself.
 
-Kernels of tensors with an open extent can be neither tiled nor put into registers. A model for one image can, and a
-model that treats every image by itself computes for ``n`` images what it computes for one, ``n`` times:
+Kernels of images with an open extent can be neither tiled nor put into registers, those of matrix products apart, which
+take any number of rows. A model for one image can, and a model that treats every image by itself computes for ``n``
+images what it computes for one, ``n`` times:
 
 before: ``main(x: [n, 3, 224, 224]) = softmax(conv(x))``
 after:  ``main(x) = over_batch(x)``, a loop in the compiled module that calls ``main_batch1_of_1(x: [1, 3, 224, 224])``
@@ -30,7 +31,7 @@ from tvm.relax.utils import copy_with_new_vars
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.shapes.batch_axis import Images, images_of
 from tvm_ext.shapes.batch_operators import Legalization, OperatorProof, tensor_shapes
-from tvm_ext.shapes.batch_size import are_products_of_rows, images_at_once
+from tvm_ext.shapes.batch_size import are_reductions_of_rows, images_at_once
 
 OVER_BATCH = "tvm_ext.over_batch."
 """Begins the name of the packed function that stands for a loop; what follows begins the names of its bodies."""
@@ -86,7 +87,7 @@ class _Region:
     """Bindings that one loop computes."""
 
     bindings: list[Any] = field(default_factory=list)
-    reduces: bool = False
+    reductions: list[Any] = field(default_factory=list)
 
 
 class _Splitter:
@@ -137,9 +138,12 @@ class _Splitter:
         return self._rebuilt(bindings, proved, levels, regions) if regions else None
 
     def _is_light(self, region: _Region) -> bool:
-        """Whether a loop over images would gain nothing: none is reduced, or products of rows are all there is."""
-        constants = {variable: binding.value for variable, binding in self._repeated.items()}
-        return not region.reduces or are_products_of_rows(region.bindings, constants)
+        """Whether a loop over images would gain nothing: kernels of rows take any number of them.
+
+        Those of quantised rows compute in integers only where their number is known.
+        """
+        quantizes = any(getattr(getattr(b.value, "op", None), "name", "") == "relax.quantize" for b in region.bindings)
+        return not quantizes and are_reductions_of_rows(region.reductions)
 
     # ---- in which order
 
@@ -154,7 +158,8 @@ class _Splitter:
                 level = max([1, *(before if inside else before + 1 for before, inside in needed)])
                 region = regions.setdefault(level, _Region())
                 region.bindings.append(binding)
-                region.reduces |= proved[index]
+                if proved[index]:
+                    region.reductions.append(binding.value)
             else:
                 level = max([0, *(before for before, _ in needed)])
             made[binding.var] = level, index in proved
