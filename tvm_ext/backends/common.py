@@ -36,6 +36,7 @@ from tvm_ext.passes.extents_first import extents_first
 from tvm_ext.passes.flush_denormals import flush_constants
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.fold_constants import fold_constants, fold_the_rest
+from tvm_ext.passes.indexing import INDEXING_LEGALIZATIONS
 from tvm_ext.passes.inputs_kept import foreign_kernels
 from tvm_ext.passes.keep_returned import keep_returned
 from tvm_ext.passes.limit_recomputation import limit_recomputation
@@ -43,7 +44,6 @@ from tvm_ext.passes.outline_branches import outline_branches
 from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
 from tvm_ext.passes.shared_kernels import legalize_once
 from tvm_ext.passes.slice_patterns import slice_patterns
-from tvm_ext.passes.slice_scatter import SCATTER_LEGALIZATIONS
 from tvm_ext.passes.traced_origins import lowered_origins, traced_grouping
 from tvm_ext.passes.value_checks import without_value_checks
 from tvm_ext.passes.wide_concatenations import wide_concatenations
@@ -158,7 +158,7 @@ def legalize(backend: Backend, target: tvm.target.Target, options: PipelineOptio
     return [
         *foreign_kernels(),
         wide_concatenations(),
-        legalize_once(RESIZE_LEGALIZATIONS | SCATTER_LEGALIZATIONS | dict(backend.legalizations or {})),
+        legalize_once(RESIZE_LEGALIZATIONS | INDEXING_LEGALIZATIONS | dict(backend.legalizations or {})),
         relax.transform.AnnotateTIROpPattern(),
         slice_patterns(),
         fold_the_rest(),

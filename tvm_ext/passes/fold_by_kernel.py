@@ -17,9 +17,9 @@ from tvm import relax, tirx
 from tvm_ext.passes.defined_integers import defined_integers
 from tvm_ext.passes.exact_reductions import infinite_identities
 from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS, propagate_nan, protect_cancellations
+from tvm_ext.passes.indexing import INDEXING_LEGALIZATIONS
 from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
 from tvm_ext.passes.scope_pragmas import drop_scope_pragmas
-from tvm_ext.passes.slice_scatter import SCATTER_LEGALIZATIONS
 
 
 def kernel_value(call: relax.Call, most: int) -> np.ndarray | None:
@@ -45,7 +45,9 @@ def kernel_value(call: relax.Call, most: int) -> np.ndarray | None:
         with builder.dataflow():
             result = builder.emit_output(call)
         builder.emit_func_output(result)
-    mod = relax.transform.LegalizeOps(FLOAT_LEGALIZATIONS | RESIZE_LEGALIZATIONS | SCATTER_LEGALIZATIONS)(builder.get())
+    mod = relax.transform.LegalizeOps(FLOAT_LEGALIZATIONS | RESIZE_LEGALIZATIONS | INDEXING_LEGALIZATIONS)(
+        builder.get()
+    )
     values = [binding.value for block in mod["main"].body.blocks for binding in block.bindings]
     calls = [value for value in values if isinstance(value, relax.Call)]
     if len(calls) != 1 or calls[0].op != tvm.ir.Op.get("relax.call_tir") or len(calls[0].args) != 2:

@@ -168,7 +168,7 @@ def _has_constant_calls(function: relax.Function) -> bool:
     constants: set[relax.Var] = set()
 
     def visit(node: Any) -> None:
-        if isinstance(node, relax.Call) and isinstance(node.op, tvm.ir.Op) and node.op.name not in CREATIONS:
+        if isinstance(node, relax.Call) and isinstance(node.op, tvm.ir.Op) and _may_fold(node.op):
             calls.append(node)
         elif isinstance(node, relax.SeqExpr):
             bindings = (binding for block in node.blocks for binding in block.bindings)
@@ -185,6 +185,10 @@ def _has_constant_calls(function: relax.Function) -> bool:
 
     relax.analysis.post_order_visit(function, visit)
     return not all(any(map(is_computed, call.args)) for call in calls)
+
+
+def _may_fold(op: tvm.ir.Op) -> bool:
+    return op.name == "relax.call_tir" or (op.has_attr("FLegalize") and op.name not in CREATIONS)
 
 
 def _allowed(operands: list[Any]) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import relax, tirx
 
 from tvm_ext.errors import warn
 from tvm_ext.graph.origins import nodes_of_kernels, with_nodes
@@ -24,13 +24,15 @@ OPEN_EXTENT = 64
 """What an open extent counts as."""
 
 _LISTED = 8
+_CALLS = tuple(tvm.ir.Op.get(f"relax.call_tir{kind}") for kind in ("", "_inplace", "_with_grad"))
 _KINDS = (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED)
 
 
 def warn_of_unscheduled(mod: tvm.IRModule) -> None:
     """Warn of kernels that no rule took, of kernels with open extents among them, and of rules that failed, once each.
 
-    Kernels that their author has shared out among threads or vectors are not looked at.
+    Kernels that their author has shared out among threads or vectors are not looked at, and neither are those that are
+    handed to a function of TVM's runtime, such as a cache of keys and values: these are its own.
 
     Parameters
     ----------
@@ -38,8 +40,9 @@ def warn_of_unscheduled(mod: tvm.IRModule) -> None:
         After the schedule rules; kernels are called by ``call_tir``.
     """
     slow, opened, faults = [], [], []
+    called = _called_kernels(mod)
     for variable, func in mod.functions_items():
-        if not isinstance(func, tirx.PrimFunc):
+        if not isinstance(func, tirx.PrimFunc) or variable not in called:
             continue
         attributes = func.attrs or {}
         if FAULT_ATTRIBUTE in attributes:
@@ -80,6 +83,20 @@ def warn_of_unscheduled(mod: tvm.IRModule) -> None:
             f"a schedule rule failed, and another one, or none, took the kernel: {'; '.join(listed)}; the results are "
             "right, please report it"
         )
+
+
+def _called_kernels(mod: tvm.IRModule) -> set[tvm.ir.GlobalVar]:
+    """List what ``call_tir`` calls."""
+    found: set[tvm.ir.GlobalVar] = set()
+
+    def call(node: Any) -> None:
+        if node.op in _CALLS:
+            found.add(node.args[0])
+
+    for function in mod.functions.values():
+        if isinstance(function, relax.Function):
+            tvm_ffi.structural_walk(function.body, [(tvm.ir.Call, call)])
+    return found
 
 
 def open_extents(func: tirx.PrimFunc) -> list[str]:

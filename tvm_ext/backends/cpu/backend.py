@@ -47,6 +47,7 @@ from tvm_ext.passes.flush_denormals import flush_kernels
 from tvm_ext.passes.fold_constants import fold_the_rest
 from tvm_ext.passes.grid_sample import SAMPLING_LEGALIZATIONS
 from tvm_ext.passes.half_precision import half_precision
+from tvm_ext.passes.indexing import INDEXING_LEGALIZATIONS
 from tvm_ext.passes.inputs_kept import foreign_kernels
 from tvm_ext.passes.lift_lets import lift_lets
 from tvm_ext.passes.lone_lanes import lone_lanes
@@ -62,7 +63,6 @@ from tvm_ext.passes.scope_pragmas import drop_scope_pragmas
 from tvm_ext.passes.shared_kernels import legalize_once
 from tvm_ext.passes.single_precision import single_precision
 from tvm_ext.passes.slice_patterns import slice_patterns
-from tvm_ext.passes.slice_scatter import SCATTER_LEGALIZATIONS
 from tvm_ext.passes.small_work import serial_when_small, with_work
 from tvm_ext.passes.stack_buffers import stack_buffers
 from tvm_ext.passes.tile_state import tile_state
@@ -79,7 +79,7 @@ from tvm_ext.shapes.open_batch import open_batch
 def _canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     arithmetic = [single_precision(), order_of_nan(), running_sums()]
     return common.inference_form(
-        [open_batch(FLOAT_LEGALIZATIONS)],
+        [open_batch(FLOAT_LEGALIZATIONS | INDEXING_LEGALIZATIONS)],
         [integer_arithmetic(), few_bit_weights()],
         [*common.rewritten(options), *arithmetic, *common.flushed(options)],
     )
@@ -234,7 +234,7 @@ CPU = Backend(
     | NORMALIZATION_LEGALIZATIONS
     | SAMPLING_LEGALIZATIONS
     | RESIZE_LEGALIZATIONS
-    | SCATTER_LEGALIZATIONS
+    | INDEXING_LEGALIZATIONS
     | RESHAPE_LEGALIZATIONS,
     kernel_passes=lambda: (vector_code(), tile_state(), fixed_vectors()),
     refuses=tile_refusal,

@@ -16,9 +16,9 @@ from tvm import relax
 from tvm_ext.graph.origins import words_of
 from tvm_ext.passes.empty_tensors import empty_tensors
 from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS
+from tvm_ext.passes.indexing import INDEXING_LEGALIZATIONS
 from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
 from tvm_ext.passes.shared_kernels import legalize_once
-from tvm_ext.passes.slice_scatter import SCATTER_LEGALIZATIONS
 
 # Left alone by LegalizeOps; the virtual machine's passes take care of them.
 RUNTIME_PREFIXES = ("relax.builtin.", "relax.memory.", "relax.vm.")
@@ -64,7 +64,7 @@ def unlowered_calls(mod: tvm.IRModule) -> list[UnloweredCall]:
             relax.transform.DecomposeOpsForInference(),
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
-            legalize_once(FLOAT_LEGALIZATIONS | RESIZE_LEGALIZATIONS | SCATTER_LEGALIZATIONS),
+            legalize_once(FLOAT_LEGALIZATIONS | RESIZE_LEGALIZATIONS | INDEXING_LEGALIZATIONS),
         ]
     )
     with tvm.target.Target("llvm"):
