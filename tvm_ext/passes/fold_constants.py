@@ -188,7 +188,9 @@ def _has_constant_calls(function: relax.Function) -> bool:
 
 
 def _may_fold(op: tvm.ir.Op) -> bool:
-    return op.name == "relax.call_tir" or (op.has_attr("FLegalize") and op.name not in CREATIONS)
+    if op.name.startswith("relax.call_"):
+        return str(op.name) == "relax.call_tir"
+    return op.has_attr("FLegalize") and op.name not in CREATIONS
 
 
 def _allowed(operands: list[Any]) -> int:
