@@ -5,6 +5,7 @@ from __future__ import annotations
 from inspect import isfunction
 from typing import Any
 
+import tvm
 from tvm.s_tir import Schedule
 
 
@@ -22,3 +23,10 @@ QuickSchedule: type[Schedule] = type(
 )
 """For rules, which nobody types in at a prompt: the checks were a twentieth of the time of compiling a small model.
 What an instruction refuses for its meaning, it still refuses: TVM's own code finds that, not the wrapper."""
+
+
+def copied(schedule: Schedule) -> Schedule:
+    """Copy a schedule, which stays as it is, to one that does not check types."""
+    copy = QuickSchedule.__new__(QuickSchedule)
+    copy.__init_handle_by_constructor__(tvm.get_global_func("s_tir.schedule.ScheduleCopy"), schedule)
+    return copy

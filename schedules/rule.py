@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 import tvm
@@ -11,7 +12,7 @@ from tvm.tirx import IntImm, PrimFunc
 from tvm.tirx.buffer import BufferType
 
 from tvm_ext.schedules.knobs import TunableSchedule, decided
-from tvm_ext.schedules.quick_schedule import QuickSchedule
+from tvm_ext.schedules.quick_schedule import copied
 
 RULE_ATTRIBUTE = "tvm_ext.schedule_rule"
 """Attribute of a scheduled PrimFunc that names the rule that took it."""
@@ -253,6 +254,20 @@ def prepared_schedule(
 
 
 def new_schedule(func: PrimFunc, tunable: bool = False) -> Schedule:
-    """Start a schedule of one kernel, as function ``main`` of a module of its own."""
-    kind = TunableSchedule if tunable else QuickSchedule
-    return kind(tvm.IRModule({"main": func}), debug_mask="none", error_render_level="none")
+    """Start a schedule of one kernel, as function ``main`` of a module of its own.
+
+    Every rule in turn starts one of the same kernel, only to look at it and decline it as a rule. TVM analyses the
+    blocks of a kernel whenever a schedule is made from it, which takes many times as long as to copy a schedule.
+    """
+    if tunable:
+        return TunableSchedule(_alone(func), debug_mask="none", error_render_level="none")
+    return copied(_untouched(func))
+
+
+@lru_cache(maxsize=4)  # by identity; a rule that prepares kernels asks for its own in between
+def _untouched(func: PrimFunc) -> Schedule:
+    return Schedule(_alone(func), debug_mask="none", error_render_level="none")
+
+
+def _alone(func: PrimFunc) -> tvm.IRModule:
+    return tvm.IRModule({"main": func})

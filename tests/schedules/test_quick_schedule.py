@@ -40,3 +40,18 @@ def test_what_is_wrong_is_refused_all_the_same() -> None:
         schedule.split("rows", [None, 8])
     with pytest.raises(tvm.s_tir.schedule.ScheduleError):
         schedule.reorder(rows, rows)
+
+
+def test_a_schedule_leaves_no_trace_in_the_next_one_of_the_same_kernel() -> None:
+    func = function()
+    first = divided(new_schedule(func))
+    second = new_schedule(func)
+    tvm.ir.assert_structural_equal(second.mod["main"], func)
+    assert not second.trace.insts
+    tvm.ir.assert_structural_equal(divided(second).mod, first.mod)
+    assert str(second.trace) == str(first.trace)
+
+
+def test_kernels_that_look_alike_keep_their_own_variables() -> None:
+    for func in (function(), function()):
+        assert new_schedule(func).mod["main"].params[0].same_as(func.params[0])
