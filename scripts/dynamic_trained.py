@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import onnx
 
 from tests.shapes.dynamic_model import DynamicModel
-from tests.zoo.wheels import RAPIDOCR, SILERO, Wheel
+from tests.zoo.wheels import MINILM, RAPIDOCR, SILERO, Wheel
 
 Limits = Mapping[str, tuple[int, int]]
 
@@ -45,9 +46,30 @@ def voice_detector() -> DynamicModel:
     return _named(SILERO, "silero_vad_16k_sequence.onnx", shapes, {"steps": (1, 40)}, {})
 
 
+def sentence_encoder() -> DynamicModel:
+    """MiniLM: sentences of any length, as PyTorch exports it."""
+    import torch
+
+    from tests.zoo.nets.full import trained_sentence_encoder
+
+    module = trained_sentence_encoder(MINILM.path("model.safetensors"))
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    examples = tuple(torch.full((1, 17), value) for value in (5, 1, 0))
+    length = torch.export.Dim("length", min=2, max=128)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    program = torch.onnx.export(
+        module, examples, input_names=names, dynamo=True, dynamic_shapes=({1: length},) * 3, verbose=False
+    )
+    assert program is not None
+    shapes = dict.fromkeys(names, (1, "length"))
+    whole = {"input_ids": 30522, "attention_mask": 2, "token_type_ids": 2}
+    return DynamicModel("minilm", program.model_proto, {"length": (2, 128)}, shapes, whole, {})
+
+
 TRAINED_CASES: Mapping[str, tuple[Wheel, str, Callable[[], DynamicModel]]] = {
     "ppocr_det": (RAPIDOCR, "ch_PP-OCRv4_det_infer.onnx", text_detector),
     "ppocr_rec": (RAPIDOCR, "ch_PP-OCRv4_rec_infer.onnx", text_recogniser),
     "silero_vad_sequence": (SILERO, "silero_vad_16k_sequence.onnx", voice_detector),
+    "minilm": (MINILM, "model.safetensors", sentence_encoder),
 }
 """By name: the wheel and the file that have to be there, and what makes the case."""

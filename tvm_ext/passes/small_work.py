@@ -16,7 +16,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import relax, s_tir, tirx
 from tvm.tirx import IntImm
 
 from tvm_ext.relax_utils import LOWER, STEP_OPERATIONS, UPPER, substitute
@@ -240,7 +240,7 @@ def _serial_loops(func: tirx.PrimFunc) -> list[Any]:
     """Make a serial copy of each of these loops, in which everything that it defines is defined anew."""
     extents = [extent for tensor in filter(tirx.is_buffer_var, func.params) for extent in tensor.ty.shape]
     outside = _variables([*extents, _replaced(func, lambda node: tirx.Evaluate(0))])
-    copy = tvm.ir.load_json(tvm.ir.save_json(func))
+    copy = s_tir.renew_defs(func)
     pairs = zip(_variables([func]), _variables([copy]), strict=True)
     originals = {new: old for old, new in pairs if old in outside}
 
