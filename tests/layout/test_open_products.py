@@ -35,7 +35,9 @@ def kernels(mod: tvm.IRModule) -> list[str]:
         return sorted(var.name_hint for var in open_products()(mod).get_global_vars())
 
 
-@pytest.mark.parametrize(("dtype", "columns"), [("float32", 33), ("float32", 64), ("float64", 5)])
+@pytest.mark.parametrize(
+    ("dtype", "columns"), [("float32", 33), ("float32", 64), ("float32", 3), ("float64", 5), ("float64", 2)]
+)
 def test_rows_that_are_open(dtype: str, columns: int) -> None:
     rng = np.random.default_rng(columns)
     n, m = tirx.Var("n", "int64"), tirx.Var("m", "int64")
@@ -67,6 +69,17 @@ def test_everything_open(transposed: bool) -> None:
         np.testing.assert_allclose(model.run([left, given])["output"], left @ right, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("shape", "columns"), [((2048,), 5), ((2048,), 16), ((1024, 256), 64)])
+def test_rows_of_which_one_is_worth_a_fork(shape: tuple[int, ...], columns: int) -> None:
+    """There is no code for numbers of rows that can only be 0, whose tasks would be divided by it."""
+    rng = np.random.default_rng(columns)
+    weight = rng.standard_normal((shape[-1], columns)).astype("float32")
+    model = tvm_ext.compile(module([[tirx.Var("n", "int64"), *shape]], weight, False, "float32"))
+    for rows in (0, 1, 3):
+        a = rng.standard_normal((rows, *shape)).astype("float32")
+        np.testing.assert_allclose(model.run([a])["output"], a @ weight, rtol=1e-3, atol=1e-3)
+
+
 def test_nan_stays_in_its_row() -> None:
     n = tirx.Var("n", "int64")
     model = tvm_ext.compile(module([[n, 4]], np.ones((4, 40), "float32"), False, "float32"))
@@ -79,7 +92,7 @@ def test_nan_stays_in_its_row() -> None:
 
 def test_products_that_are_left_alone() -> None:
     n = tirx.Var("n", "int64")
-    assert kernels(module([[n, 4]], np.ones((4, 2), "float32"), False, "float32")) == ["main"]
+    assert kernels(module([[n, 4]], np.ones((4, 1), "float32"), False, "float32")) == ["main"]
     assert kernels(module([[3, 4]], np.ones((4, 8), "float32"), False, "float32")) == ["main"]
     assert kernels(module([[n, 4]], np.ones((4, 8), "int32"), False, "int32")) == ["main"]
 

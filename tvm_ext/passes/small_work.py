@@ -57,7 +57,7 @@ def with_work(schedule_pass: tvm.transform.Pass) -> tvm.transform.Pass:
                 continue
             if max(_numbers(work, largest.get(global_var)), default=enough) < enough:
                 updated.update_func(global_var, _changed(func, lambda loop: _with_kind(loop, tirx.ForKind.SERIAL)))
-            elif min(_numbers(work, smallest.get(global_var)), default=0) * UNDECIDED < enough:
+            elif min(_numbers(work, smallest.get(global_var, [{}]), least=1)) * UNDECIDED < enough:
                 updated.update_func(global_var, _changed(func, partial(_noted, work=work)))
         return updated
 
@@ -103,7 +103,8 @@ def _extents(mod: tvm.IRModule, attribute: str) -> dict[Any, list[dict[Any, Any]
     for function in mod.functions.values():
         if not isinstance(function, relax.Function):
             continue
-        bounds = {str(name): int(bound) for name, bound in ((function.attrs or {}).get(attribute) or {}).items()}
+        limits = (function.attrs or {}).get(attribute) or {}
+        bounds = {str(name): max(int(bound), 1) for name, bound in limits.items()}
 
         def call(node: Any, bounds: dict[str, int] = bounds) -> None:
             callee = node.args[0] if node.op == _CALL_TIR else None
@@ -129,12 +130,18 @@ def _bound_extents(func: tirx.PrimFunc, call: Any, bounds: dict[str, int]) -> di
     return bound
 
 
-def _numbers(work: Any, calls: Iterable[dict[Any, Any]] | None) -> list[int]:
-    """Give the work of each call; nothing where that of one is not known."""
+def _numbers(work: Any, calls: Iterable[dict[Any, Any]] | None, least: int | None = None) -> list[int]:
+    """Give the work of each call; nothing where that of one is not known and ``least`` is not given in its place.
+
+    An extent of 0 is no smallest one: there is no work, and code for that extent alone would be divided by it.
+    """
     numbers = []
     for extents in calls or ():
         known = {var: extents.get(var, extents.get(var.name, var)) for var in _variables([work])}
-        value = tvm.sym.Analyzer().simplify(substitute(work, known))
+        value = substitute(work, known)
+        if least is not None:
+            value = substitute(value, {var: tirx.const(least, var.ty.dtype) for var in _variables([value])})
+        value = tvm.sym.Analyzer().simplify(value)
         if not isinstance(value, tirx.IntImm):
             return []
         numbers.append(int(value))
