@@ -17,7 +17,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvm_ext.schedules.cpu.decoder_kernels import argument, each_row, inside, local, simd, written
+from tvm_ext.schedules.cpu.decoder_kernels import argument, each_row, inside, local, shared, simd, written
 from tvm_ext.schedules.cpu.machine import Machine
 
 BLOCKS = 4
@@ -110,7 +110,7 @@ def append(rows: int | None, shape: HeadShape, rotary: bool, biased: bool, machi
             cosine, sine = (angle[place_of(i), x] for angle in angles)
             return first * cosine - second * sine, second * cosine + first * sine
 
-        with each_row(count, "append") as i:
+        with each_row(count, "append", shape.projected, machine) as i:
             place = place_of(i)
             with T.serial(0, shape.heads) as head:
                 if rotary:
@@ -159,7 +159,7 @@ def head_norms(
         def element(i: Any, x: Any) -> Any:
             return data[i, x] if bias is None else data[i, x] + bias[x]
 
-        with each_row(count, "head_norms") as i:
+        with each_row(count, "head_norms", shape.projected, machine) as i:
             mean, square = local(1), local(1)
             for begin, end in ((0, shape.heads), (shape.heads, heads)):
                 extent = (end - begin) * size if whole else size
@@ -221,7 +221,9 @@ def attend(rows: int | None, shape: HeadShape, machine: Machine, kind: Scores = 
         added = argument("added", shape.heads, shape.blocks * lanes) if kind.biased else None
         out = argument("out", count, shape.heads * size)
         tiles = (count + (tile_rows - 1)) // tile_rows
-        with T.parallel(0, tiles * shape.heads) as task, T.sblock("attend"):
+        reach = inside(position[0] + (count - 1), shape.context) + 1
+        operations = reach * count * (4 * shape.heads * size)
+        with shared(tiles * shape.heads, operations, machine) as task, T.sblock("attend"):
             number = T.axis.spatial(tiles * shape.heads, task)
             scores = T.sblock_alloc_buffer((tile_rows, shape.blocks * lanes), "float32")
             result = T.sblock_alloc_buffer((tile_rows, shape.value_size), "float32")

@@ -17,6 +17,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.schedules.cpu.machine import Machine
+from tvm_ext.schedules.cpu.tasks import WORK_ATTRIBUTE, operations_worth_a_fork
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE
 
@@ -25,6 +26,12 @@ RULE = "cpu.decoder"
 
 DONE = {RULE_ATTRIBUTE: RULE, "tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": 8}
 """Attributes of a kernel that is scheduled."""
+
+
+ELEMENT_OPERATIONS = 32
+"""Operations of vectors that could be done while an element of a row is read, computed with and written: half of the
+time that memory takes for it, as rows mostly come from a cache.
+"""
 
 
 def written(name: str, rows: int | None, write: Callable[[Any], None]) -> tirx.PrimFunc:
@@ -41,9 +48,31 @@ def argument(name: str, *shape: Any, dtype: str = "float32") -> Any:
 
 
 @contextmanager
-def each_row(rows: Any, name: str) -> Iterator[Any]:
-    """Loop over rows, in several threads if there may be several."""
-    with (T.serial if rows == 1 and isinstance(rows, int) else T.parallel)(0, rows) as i, T.sblock(name):
+def shared(extent: Any, operations: Any, machine: Machine, least: int = 0) -> Iterator[Any]:
+    """Loop that several threads share where it has so many operations of vectors that this pays.
+
+    Operations that only a run tells are noted for :mod:`tvm_ext.passes.small_work`, which writes the loop in both ways,
+    unless the ``least`` that there may be are enough.
+    """
+    enough = operations_worth_a_fork(machine) if machine.cores > 1 else 0
+    alone = isinstance(extent, int) and extent == 1
+    if alone or isinstance(operations, int):
+        with (T.serial if alone or operations < enough else T.parallel)(0, extent) as task:
+            yield task
+    elif least >= enough:
+        with T.parallel(0, extent) as task:
+            yield task
+    else:
+        note = T.attr(tirx.const(0, "int32"), WORK_ATTRIBUTE, T.Cast("int64", operations))
+        with note, T.parallel(0, extent) as task:
+            yield task
+
+
+@contextmanager
+def each_row(rows: Any, name: str, elements: int, machine: Machine) -> Iterator[Any]:
+    """Loop over rows of so many elements, in several threads where there are enough of them."""
+    each = elements * ELEMENT_OPERATIONS
+    with shared(rows, rows * each, machine, each) as i, T.sblock(name):
         yield T.axis.spatial(rows, i)
 
 
@@ -74,7 +103,7 @@ def embedding(rows: int | None, vocabulary: int, hidden: int, positions: int, ma
         table = argument("table", vocabulary, hidden)
         places = argument("places", positions, hidden) if positions else None
         out = argument("out", count, hidden)
-        with each_row(count, "embedding") as i, simd(hidden, machine) as x:
+        with each_row(count, "embedding", hidden, machine) as i, simd(hidden, machine) as x:
             value = table[inside(ids[i], vocabulary), x]
             if places is not None:
                 value = value + places[inside(position[0] + i, positions), x]
@@ -93,7 +122,7 @@ def norm(rows: int | None, hidden: int, epsilon: float, centred: bool, last: boo
         data, gain = argument("data", count, hidden), argument("gain", hidden)
         bias = argument("bias", hidden) if centred else None
         out = argument("out", 1 if last else count, hidden)
-        with each_row(1 if last else count, "norm") as i:
+        with each_row(1 if last else count, "norm", hidden, machine) as i:
             row = count - 1 if last else i
             mean, square = local(1), local(1)
             T.buffer_store(mean, T.float32(0), [0])
@@ -129,7 +158,7 @@ def activated(
         data = argument("data", count, width)
         bias = argument("bias", width) if biased else None
         out = argument("out", count, inner)
-        with each_row(count, "activated") as i, simd(inner, machine) as x:
+        with each_row(count, "activated", inner, machine) as i, simd(inner, machine) as x:
             first, *second = (
                 data[i, at] if bias is None else data[i, at] + bias[at] for at in ([x, inner + x] if gated else [x])
             )
@@ -176,7 +205,7 @@ def finished(columns: int, cap: float | None, biased: bool, machine: Machine) ->
         data = argument("data", count, columns)
         bias = argument("bias", columns) if biased else None
         out = argument("out", count, columns)
-        with each_row(count, "finished") as i, simd(columns, machine) as x:
+        with each_row(count, "finished", columns, machine) as i, simd(columns, machine) as x:
             value = data[i, x] if bias is None else data[i, x] + bias[x]
             if cap is not None:
                 value = T.tanh(value * T.float32(1 / cap)) * T.float32(cap)
@@ -195,7 +224,7 @@ def total(rows: int | None, hidden: int, count: int, biased: bool, machine: Mach
         parts = [argument(f"part{number}", rows, hidden) for number in range(count)]
         bias = argument("bias", hidden) if biased else None
         out = argument("out", rows, hidden)
-        with each_row(rows, "total") as i, simd(hidden, machine) as x:
+        with each_row(rows, "total", hidden, machine) as i, simd(hidden, machine) as x:
             value = parts[0][i, x]
             for part in parts[1:]:
                 value = value + part[i, x]

@@ -17,7 +17,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.schedules.compute.weight_words import WeightShape
-from tvm_ext.schedules.cpu.decoder_kernels import DONE, argument, each_row, inside, local, simd, written
+from tvm_ext.schedules.cpu.decoder_kernels import DONE, argument, each_row, inside, local, shared, simd, written
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.word_product import WordProduct
 from tvm_ext.schedules.simd.imported import import_definitions
@@ -59,7 +59,7 @@ def gates(rows: int | None, choice: Choice, biased: bool, machine: Machine) -> t
         data = argument("data", count, experts)
         bias = argument("bias", experts) if biased else None
         out = argument("out", count, experts)
-        with each_row(count, "gates") as i:
+        with each_row(count, "gates", experts * (3 + choice.chosen), machine) as i:
             scores, best, total = local(experts), local(1), local(1)
             place = T.sblock_alloc_buffer((1,), "int32", scope="local")
             with T.serial(0, experts) as e:
@@ -144,21 +144,39 @@ class _ExpertProduct(WordProduct):
         return inside(T.Cast("int64", self.routes[self.choice.experts + 1 + row]), self.data.shape[0])
 
     def one_token(self) -> None:
-        """Multiply by the weights of the experts of one token, one after the other."""
-        choice, tiles = self.choice, self.weights.tiles
+        """Multiply by the weights of the experts of one token.
+
+        All tiles of all of its experts are shared out at once where their data is one row, or is taken as it is;
+        data of integer weights is prepared expert by expert.
+        """
+        choice, tiles, operations = self.choice, self.weights.tiles, self.operations(1)
+        if self.of_tokens or not self.weights.format.is_integer:
+            add_tile = self.prepared() if self.of_tokens else None
+            loop = shared(choice.chosen * tiles, choice.chosen * operations, self.machine)
+            with loop as task, T.sblock("stream"):
+                number = T.axis.spatial(choice.chosen * tiles, task)
+                expert = self._expert_of(number // tiles)
+                self.one_tile(add_tile or self.prepared(), expert * tiles + number % tiles)
+            return
         with T.serial(0, choice.chosen) as turn, T.sblock("expert"):
-            pair = T.axis.spatial(choice.chosen, turn)
-            self.given, self.result = 0 if self.of_tokens else pair, pair
-            whose = self.routes[choice.experts + 1 + choice.chosen + pair]
-            expert = inside(T.Cast("int64", whose), choice.experts)
+            expert = self._expert_of(T.axis.spatial(choice.chosen, turn))
             add_tile = self.prepared()
-            with T.parallel(0, tiles) as task, T.sblock("stream"):
+            with shared(tiles, operations, self.machine) as task, T.sblock("stream"):
                 self.one_tile(add_tile, expert * tiles + T.axis.spatial(tiles, task))
+
+    def _expert_of(self, pair: Any) -> Any:
+        """Turn to a pair of the one token; gives its expert."""
+        self.given, self.result = 0 if self.of_tokens else pair, pair
+        whose = self.routes[self.choice.experts + 1 + self.choice.chosen + pair]
+        return inside(T.Cast("int64", whose), self.choice.experts)
 
     def all_tokens(self) -> None:
         """Multiply all pairs, expert by expert."""
         choice, tiles, pairs = self.choice, self.weights.tiles, self.out.shape[0]
-        with T.parallel(0, choice.experts * tiles) as task, T.sblock("panel"):
+        with (
+            shared(choice.experts * tiles, self.operations(pairs), self.machine, self.operations(1)) as task,
+            T.sblock("panel"),
+        ):
             tile = T.axis.spatial(choice.experts * tiles, task)
             begin, end = (
                 tirx.max(tirx.min(T.Cast("int64", self.routes[tile // tiles + more]), pairs), T.int64(0))
@@ -223,7 +241,7 @@ def combined(rows: int | None, hidden: int, choice: Choice, shared: bool, machin
         more = argument("shared", count, hidden) if shared else None
         number = argument("number", count, 1) if shared else None
         out = argument("out", count, hidden)
-        with each_row(count, "combined") as i:
+        with each_row(count, "combined", hidden * (1 + chosen), machine) as i:
             with simd(hidden, machine) as x:
                 value = T.float32(0) if more is None else more[i, x]
                 if number is not None:

@@ -24,6 +24,11 @@ ROUGH = 2
 """Times as long as a fork is worth that a kernel has to take by its estimate, which is that of data from memory."""
 
 
+def operations_worth_a_fork(machine: Machine) -> int:
+    """Operations of vectors from which on a kernel is handed to several threads."""
+    return round(ROUGH * machine.forking_pays_from() * machine.flops)
+
+
 def share_out(schedule: Schedule, loops: Sequence[LoopRV], seconds: float, machine: Machine) -> int:
     """Run outer loops in parallel when the kernel takes long enough.
 

@@ -9,6 +9,7 @@ into a panel that stays in the L2 cache, over which register tiles go.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from tvm import tirx
@@ -16,6 +17,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.schedules.compute.weight_words import TILE_VECTORS, WORD_BITS, WeightShape
+from tvm_ext.schedules.cpu.decoder_kernels import shared
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.word_dots import WordDots, has_dots
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
@@ -123,6 +125,12 @@ class WordProduct:
         """Give the first column of a tile."""
         return tile * self.weights.tile_columns
 
+    def operations(self, rows: Any) -> Any:
+        """Estimate the operations of vectors of a product; reading weights counts as those of the time it takes."""
+        shape, machine = self.weights, self.machine
+        nbytes = sum(4 * prod(extents) for extents, _ in shape.stored)
+        return rows * (2 * shape.reduction * shape.columns) + round(nbytes / machine.read_bandwidth * machine.flops)
+
     def vectors(self):
         """Loop over the vectors of a tile; gives pairs of the vector and its first column."""
         return [(c, c * self.lanes) for c in range(TILE_VECTORS)]
@@ -152,7 +160,8 @@ class WordProduct:
     def one_row(self) -> None:
         """Multiply one row."""
         add_tile = self.prepared()
-        with T.parallel(0, self.weights.tiles) as task, T.sblock("stream"):
+        tiles = shared(self.weights.tiles, self.operations(1), self.machine)
+        with tiles as task, T.sblock("stream"):
             self.one_tile(add_tile, T.axis.spatial(self.weights.tiles, task))
 
     def prepared(self) -> Callable[[Any, Any], None]:
@@ -297,7 +306,8 @@ class WordProduct:
 
     def many_rows(self) -> None:
         """Multiply all rows, tile by tile of the columns."""
-        with T.parallel(0, self.weights.tiles) as task, T.sblock("panel"):
+        tiles = shared(self.weights.tiles, self.operations(self.data.shape[0]), self.machine, self.operations(2))
+        with tiles as task, T.sblock("panel"):
             self.rows_of_tile(T.axis.spatial(self.weights.tiles, task), 0, self.data.shape[0])
 
     def rows_of_tile(self, tile: Any, first: Any, end: Any) -> None:

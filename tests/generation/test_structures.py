@@ -7,13 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import tvm
+import tvm_ffi
+from tvm import tirx
 
 from tvm_ext import Generator
 from tvm_ext.bench.decoder_peers import rounded
 from tvm_ext.errors import ModelError
 from tvm_ext.generation.config import DecoderConfig
-from tvm_ext.generation.definitions import Transformer, made_up
+from tvm_ext.generation.definitions import SIZES, Transformer, made_up
+from tvm_ext.generation.layout import Layout
+from tvm_ext.generation.module import decoder_module
 from tvm_ext.generation.quantization import weight_format
+from tvm_ext.schedules.compute.weight_words import WeightFormat
+from tvm_ext.schedules.cpu import decoder_kernels
+from tvm_ext.schedules.cpu.machine import machine_of
 
 CONTEXT = 83
 SMALL = {
@@ -107,6 +115,48 @@ def test_experts_of_few_bits(text: str) -> None:
     else:
         rounded(model, weight_format(text))
     check(model, generator, 1e-4 if text == "bfloat16" else 1e-3)
+
+
+@pytest.mark.parametrize("threads", ["several", "one"])
+def test_shared_out_or_not(threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small products stay in the calling thread; here all loops are shared out, or as few as can be."""
+    enough = {"several": 1, "one": 1 << 62}[threads]
+    monkeypatch.setattr(decoder_kernels, "operations_worth_a_fork", lambda machine: enough)
+    config = DecoderConfig(**SMALL | {"experts": 5, "chosen": 2, "expert_inner": 70, "plain": [False, True]})
+    model = made_up(config, seed=5)
+    check(model, Generator.compile(model, context=CONTEXT))
+
+
+def test_small_decoders_do_not_fork() -> None:
+    """What each parallel loop of a token has to do is known to be too little, but for attention, where it is noted."""
+    machine = machine_of(tvm.target.Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "num-cores": 2}))
+    tiny, large = (
+        parallel_loops(decoder_module(Layout(config, WeightFormat(), 64, machine, frozenset()), 64))
+        for config in (SIZES["llama-tiny"], SIZES["qwen-0.5b"])
+    )
+    assert set(tiny) == {"attend"}
+    assert "word_product" in large
+    assert "norm" not in large
+
+
+def parallel_loops(mod: tvm.IRModule) -> list[str]:
+    """Give the kernels of ``decode`` that have parallel loops, without the numbers of their names."""
+    called: list[tvm.ir.GlobalVar] = []
+    call_tir = tvm.ir.Op.get("relax.call_tir")
+
+    def call(node: Any) -> None:
+        if node.op == call_tir:
+            called.append(node.args[0])
+
+    tvm_ffi.structural_walk(mod["decode"].body, [(tvm.ir.Call, call)])
+    names = []
+    for name in called:
+        found: list[Any] = []
+        collect = lambda loop, found=found: found.append(loop.kind)  # noqa: E731
+        tvm_ffi.structural_walk(mod[name].body, [(tirx.For, collect)])
+        if tirx.ForKind.PARALLEL in found:
+            names.append(name.name_hint.rstrip("0123456789"))
+    return names
 
 
 def test_tokens_are_told_to_experts_that_they_want() -> None:

@@ -21,7 +21,7 @@ from tvm.tirx import IntImm
 
 from tvm_ext.relax_utils import LOWER, STEP_OPERATIONS, UPPER, substitute
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
-from tvm_ext.schedules.cpu.tasks import ROUGH, WORK_ATTRIBUTE
+from tvm_ext.schedules.cpu.tasks import WORK_ATTRIBUTE, operations_worth_a_fork
 from tvm_ext.schedules.kernel.blocks import is_spatial, top_blocks
 from tvm_ext.schedules.kernel.operations import operations_of
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE, new_schedule
@@ -90,11 +90,6 @@ def _is_known(func: tirx.PrimFunc, work: Any) -> bool:
     """Whether an expression is made of what a kernel is given, and of no loop's variable."""
     shapes = [extent for tensor in filter(tirx.is_buffer_var, func.params) for extent in tensor.ty.shape]
     return _variables([work]).keys() <= _variables([*shapes, *func.params]).keys()
-
-
-def operations_worth_a_fork(machine: Machine) -> int:
-    """Operations of vectors from which on a kernel is handed to several threads."""
-    return round(ROUGH * machine.forking_pays_from() * machine.flops)
 
 
 def _extents(mod: tvm.IRModule, attribute: str) -> dict[Any, list[dict[Any, Any]]]:
