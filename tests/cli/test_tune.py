@@ -36,7 +36,8 @@ def test_tune_compile_and_resume(commands: Commands, model: Path, tmp_path: Path
     options = ["--work-dir", str(folder), "--trials", "10", "--batch", "5", "--threads", "1"]
     result = commands("tune", str(model), *options, "-o", str(output), "--chart", str(tmp_path / "chart.svg"))
     assert (result.code, result.stderr) == (0, "")
-    assert "µs (was" in result.stdout
+    # On a busy machine the network may turn out slower with the fastest schedule that was found.
+    assert "µs (was" in result.stdout or "µs (its rule's own schedule" in result.stdout
     assert (output / "metadata.json").exists()
     compiled = commands("compile", str(model), "--work-dir", str(folder), "-o", str(tmp_path / "again"))
     assert (compiled.code, compiled.stderr) == (0, "")
