@@ -27,6 +27,6 @@ What an instruction refuses for its meaning, it still refuses: TVM's own code fi
 
 def copied(schedule: Schedule) -> Schedule:
     """Copy a schedule, which stays as it is, to one that does not check types."""
-    copy = QuickSchedule.__new__(QuickSchedule)
+    copy: Any = Schedule.__new__(QuickSchedule)
     copy.__init_handle_by_constructor__(tvm.get_global_func("s_tir.schedule.ScheduleCopy"), schedule)
     return copy
