@@ -41,6 +41,7 @@ from tvm_ext.passes.inputs_kept import foreign_kernels
 from tvm_ext.passes.keep_returned import keep_returned
 from tvm_ext.passes.limit_recomputation import limit_recomputation
 from tvm_ext.passes.outline_branches import outline_branches
+from tvm_ext.passes.plain_broadcasts import plain_broadcasts
 from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
 from tvm_ext.passes.shared_kernels import legalize_once
 from tvm_ext.passes.slice_patterns import slice_patterns
@@ -83,6 +84,7 @@ def inference_form(
         outline_branches(),
         relax.transform.CanonicalizeBindings(),
         *foreign_kernels(),
+        plain_broadcasts(),
         *(first or []),
         empty_tensors(),
         zero_literals(),
