@@ -57,7 +57,7 @@ def with_work(schedule_pass: tvm.transform.Pass) -> tvm.transform.Pass:
                 continue
             if max(_numbers(work, largest.get(global_var)), default=enough) < enough:
                 updated.update_func(global_var, _changed(func, lambda loop: _with_kind(loop, tirx.ForKind.SERIAL)))
-            elif min(_numbers(work, smallest.get(global_var, [{}]), least=1)) * UNDECIDED < enough:
+            elif min(_numbers(work, smallest.get(global_var, [{}]), least=1), default=0) * UNDECIDED < enough:
                 updated.update_func(global_var, _changed(func, partial(_noted, work=work)))
         return updated
 
@@ -133,10 +133,13 @@ def _numbers(work: Any, calls: Iterable[dict[Any, Any]] | None, least: int | Non
     numbers = []
     for extents in calls or ():
         known = {var: extents.get(var, extents.get(var.name, var)) for var in _variables([work])}
-        value = substitute(work, known)
-        if least is not None:
-            value = substitute(value, {var: tirx.const(least, var.ty.dtype) for var in _variables([value])})
-        value = tvm.sym.Analyzer().simplify(value)
+        try:
+            value = substitute(work, known)
+            if least is not None:
+                value = substitute(value, {var: tirx.const(least, var.ty.dtype) for var in _variables([value])})
+            value = tvm.sym.Analyzer().simplify(value)
+        except tvm.error.InternalError:  # extents that cannot be: another one is divided by zero then
+            return []
         if not isinstance(value, tirx.IntImm):
             return []
         numbers.append(int(value))
