@@ -35,11 +35,10 @@ from numpy.typing import NDArray
 from tvm import relax
 
 import tvm_ext
-from scripts.dynamic_trained import TRAINED_CASES
+from scripts.dynamic_trained import TRAINED, TRAINED_CASES
 from scripts.results import add_json_option, add_keep_option, kept_or, result_path, store
 from tests.shapes.dynamic_model import DynamicModel
 from tests.shapes.dynamic_models import MODELS
-from tests.zoo.wheels import RAPIDOCR, SILERO
 from tvm_ext.artifact.arguments import tensors
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.compiler import lower
@@ -57,14 +56,6 @@ from tvm_ext.shapes.operator_graph import Graph
 from tvm_ext.shapes.propagate import propagate
 from tvm_ext.shapes.subgraphs import shares
 
-TRAINED = {
-    "ppocr_det": (RAPIDOCR, "ch_PP-OCRv4_det_infer.onnx", {"x": ["n", 3, "h", "w"]}),
-    "ppocr_rec": (RAPIDOCR, "ch_PP-OCRv4_rec_infer.onnx", {"x": ["n", 3, 48, "w"]}),
-    "ppocr_cls": (RAPIDOCR, "ch_ppocr_mobile_v2.0_cls_infer.onnx", {"x": ["n", 3, 48, "w"]}),
-    "silero_vad_sequence": (SILERO, "silero_vad_16k_sequence.onnx", {"input": ["n", 576]}),
-    "silero_vad_half": (SILERO, "silero_vad_half.onnx", {"input": ["n", 576], "state": [2, "n", 128]}),
-    "silero_vad": (SILERO, "silero_vad.onnx", {"input": ["n", 576], "state": [2, "n", 128]}),
-}
 TIMED = ("mlp", "attention_block", "conformer", "lstm", "pyramid", *TRAINED_CASES)
 SIZES, TIMED_SIZES, RUNS, TURNS, REPEATS = 50, 6, 7, 3, 5
 LONG_SECONDS = 2e-3

@@ -73,3 +73,13 @@ TRAINED_CASES: Mapping[str, tuple[Wheel, str, Callable[[], DynamicModel]]] = {
     "minilm": (MINILM, "model.safetensors", sentence_encoder),
 }
 """By name: the wheel and the file that have to be there, and what makes the case."""
+
+TRAINED = {
+    "ppocr_det": (RAPIDOCR, "ch_PP-OCRv4_det_infer.onnx", {"x": ["n", 3, "h", "w"]}),
+    "ppocr_rec": (RAPIDOCR, "ch_PP-OCRv4_rec_infer.onnx", {"x": ["n", 3, 48, "w"]}),
+    "ppocr_cls": (RAPIDOCR, "ch_ppocr_mobile_v2.0_cls_infer.onnx", {"x": ["n", 3, 48, "w"]}),
+    "silero_vad_sequence": (SILERO, "silero_vad_16k_sequence.onnx", {"input": ["n", 576]}),
+    "silero_vad_half": (SILERO, "silero_vad_half.onnx", {"input": ["n", 576], "state": [2, "n", 128]}),
+    "silero_vad": (SILERO, "silero_vad.onnx", {"input": ["n", 576], "state": [2, "n", 128]}),
+}
+"""By name: the wheel, the file, and the shapes of the inputs, of models of whose shapes it is counted what is known."""

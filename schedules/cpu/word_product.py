@@ -22,6 +22,7 @@ from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.word_dots import WordDots, has_dots
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 from tvm_ext.schedules.simd.imported import PREFETCH, import_definitions
+from tvm_ext.schedules.simd.prefetch import LINE
 
 RULE = "cpu.word_product"
 """Stands as the schedule rule of these kernels: they are written as they should be."""
@@ -31,9 +32,6 @@ AHEAD = 4096
 
 AHEAD_SCALES = 2048
 """Bytes that scales are fetched ahead of their use."""
-
-LINE = 64
-"""Bytes of a cache line."""
 
 UNROLLED = 16
 """Weights of a column that are multiplied in one step of a loop, at least."""

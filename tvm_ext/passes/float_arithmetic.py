@@ -26,15 +26,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import relax, te, tirx, topi
+from tvm import tirx
 from tvm.ir.prim import expr as prim
 
-from tvm_ext.relax_utils import constant
 from tvm_ext.schedules.simd.vector import constant_like, element_type
 
 _OPPOSITE = {
@@ -49,139 +47,6 @@ _RELATIONS = {
 """Of two numbers; none holds if either is NaN. TVM compiles ``!=`` so, too."""
 
 _MIRRORED = {"<": ">", "=": "=", ">": "<"}
-
-
-def legalize_sign(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Make a kernel of ``relax.sign`` that gives NaN for NaN, where TVM's gives 0, and 0 for -0.
-
-    Parameters
-    ----------
-    builder : relax.BlockBuilder
-    call : relax.Call
-        Of ``relax.sign``.
-    """
-
-    def sign(x: te.Tensor) -> te.Tensor:
-        one, zero = tirx.const(1, x.dtype), tirx.const(0, x.dtype)
-
-        def element(*indices: Any) -> Any:
-            value = x(*indices)
-            # NaN, or the zero that has no sign; by comparing, as arithmetic would flush denormals to that zero.
-            rest = prim.Select(value == zero, zero, value) if _is_float(value) else zero
-            if not element_type(value).startswith(("uint", "bool")):
-                rest = prim.Select(value < zero, tirx.const(-1, x.dtype), rest)
-            return prim.Select(value > zero, one, rest)
-
-        return te.compute(x.shape, element, name="sign")
-
-    return builder.call_te(sign, call.args[0], primfunc_name_hint="sign")
-
-
-def legalize_leaky_relu(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Make a kernel of ``relax.nn.leakyrelu``; TVM's takes ``x * 0`` for 0, also where x is NaN.
-
-    Parameters
-    ----------
-    builder : relax.BlockBuilder
-    call : relax.Call
-        Of ``relax.nn.leakyrelu``.
-    """
-    slope = float(call.attrs.alpha)
-    if slope == 0:
-        return builder.call_te(topi.nn.relu, call.args[0], primfunc_name_hint="leaky_relu")
-    return builder.call_te(topi.nn.leaky_relu, call.args[0], slope, primfunc_name_hint="leaky_relu")
-
-
-def legalize_divide(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Make a kernel of ``relax.divide``; TVM refuses a constant zero as divisor, also of floats.
-
-    The quotient is what the product with infinity is: infinity of the sign of both, or NaN of zero and NaN.
-
-    Parameters
-    ----------
-    builder : relax.BlockBuilder
-    call : relax.Call
-        Of ``relax.divide``.
-    """
-    dividend, divisor = call.args[0], constant(call.args[1])
-    if divisor is None or divisor.ndim or divisor != 0 or not str(dividend.ty.dtype).startswith(("float", "bfloat")):
-        return call.op.get_attr("FLegalize")(builder, call)
-    infinity = relax.const(math.copysign(math.inf, float(divisor)), str(dividend.ty.dtype))
-    return builder.call_te(topi.multiply, dividend, infinity, primfunc_name_hint="divide")
-
-
-def legalize_power(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Make a kernel of ``relax.power``; of constant exponents of 3 or more without TVM's own power.
-
-    TVM writes a line to stderr whenever something makes or simplifies one of those. Small powers are products, as
-    the vector code of smaller exponents is; others are the C library's.
-
-    Parameters
-    ----------
-    builder : relax.BlockBuilder
-    call : relax.Call
-        Of ``relax.power``.
-    """
-    base, exponent = call.args[0], constant(call.args[1])
-    if exponent is None or exponent.ndim or not str(base.ty.dtype).startswith("float") or not exponent >= _WARNED_FROM:
-        return call.op.get_attr("FLegalize")(builder, call)
-    number = float(exponent)
-
-    def power(value: Any) -> Any:
-        if number not in _PRODUCTS:
-            return _c_function("pow", value, tirx.const(number, element_type(value)))
-        square = value * value
-        return square * value if number == 3 else square * square
-
-    def compute(x: te.Tensor) -> te.Tensor:
-        return te.compute(x.shape, lambda *indices: _in_single(power, x(*indices)), name="power")
-
-    return builder.call_te(compute, base, primfunc_name_hint="power")
-
-
-_WARNED_FROM, _PRODUCTS = 3, (3, 4)
-
-
-def _in_single(function: Callable[[Any], Any], value: Any) -> Any:
-    """Compute with single precision where the value has half of it."""
-    if element_type(value) not in ("float16", "bfloat16"):
-        return function(value)
-    return function(value.astype("float32")).astype(element_type(value))
-
-
-def _c_function(name: str, *values: Any) -> Any:
-    """Call a function by its name in C: TVM widens calls of its own functions where it cannot compile the wide ones."""
-    dtype = element_type(values[0])
-    return tirx.call_pure_extern(dtype, f"{name}f" if dtype == "float32" else name, *values)
-
-
-def _in_c_library(name: str) -> Any:
-    """Make the legalisation of a function that LLVM lacks and the C library has for single and double precision.
-
-    TVM's own inverse hyperbolic tangent is half the logarithm of a quotient, which has no digits left next to zero.
-    """
-
-    def legalize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-        def compute(x: te.Tensor) -> te.Tensor:
-            return te.compute(
-                x.shape, lambda *indices: _in_single(lambda value: _c_function(name, value), x(*indices)), name=name
-            )
-
-        return builder.call_te(compute, call.args[0], primfunc_name_hint=name)
-
-    return legalize
-
-
-_IN_C_LIBRARY = ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh")
-
-FLOAT_LEGALIZATIONS = {
-    "relax.divide": legalize_divide,
-    "relax.nn.leakyrelu": legalize_leaky_relu,
-    "relax.power": legalize_power,
-    "relax.sign": legalize_sign,
-    **{f"relax.{name}": _in_c_library(name) for name in _IN_C_LIBRARY},
-}
-"""For ``relax.transform.LegalizeOps``."""
 
 
 def protect_cancellations() -> tvm.transform.Pass:
@@ -228,7 +93,7 @@ def propagate_nan(*, numbers_win: bool = False) -> tvm.transform.Pass:
 
 def _difference(expression: Any, mutator: Any) -> Any:
     expression = mutator.default_mutate(expression)
-    if not _is_float(expression):
+    if not is_float(expression):
         return expression
     whole, part = expression.a, expression.b
     if not _is_cheap(whole) and tvm_ffi.structural_equal(whole, part):
@@ -243,7 +108,7 @@ def _difference(expression: Any, mutator: Any) -> Any:
 def _quotient(expression: Any, mutator: Any) -> Any:
     """Hide the zeros that a divisor may be chosen to be; one that it always is has been put in memory."""
     expression = mutator.default_mutate(expression)
-    if not _is_float(expression) or isinstance(expression.b, prim.FloatImm | prim.Broadcast):
+    if not is_float(expression) or isinstance(expression.b, prim.FloatImm | prim.Broadcast):
         return expression
 
     def literal(value: Any, _mutator: Any) -> Any:
@@ -267,7 +132,7 @@ def _comparison(expression: Any, mutator: Any) -> Any:
     expression = mutator.default_mutate(expression)
     if element_type(expression.a) == "bool":
         return type(expression)(*(prim.Cast("int8", operand) for operand in (expression.a, expression.b)))
-    if not _is_float(expression.a):
+    if not is_float(expression.a):
         return expression
     if tvm_ffi.structural_equal(expression.a, expression.b):
         unordered = tirx.isnan(expression.a)
@@ -280,7 +145,7 @@ def _negation(expression: Any, mutator: Any) -> Any:
     if isinstance(negated, prim.And | prim.Or):  # TVM takes them apart, too
         parts = [_negation(prim.Not(part), mutator) for part in (negated.a, negated.b)]
         return _joined(prim.Or(*parts)) if isinstance(negated, prim.And) else prim.And(*parts)
-    if type(negated) not in _OPPOSITE or not _is_float(negated.a):
+    if type(negated) not in _OPPOSITE or not is_float(negated.a):
         return mutator.default_mutate(expression)
     first, second = (mutator.mutate(operand) for operand in (negated.a, negated.b))
     if tvm_ffi.structural_equal(first, second) and isinstance(negated, prim.EQ | prim.NE):
@@ -300,7 +165,7 @@ def _joined(expression: Any) -> Any:
     rest: list[Any] = []
     for part in _disjuncts(expression):
         relation = _RELATIONS.get(type(part))
-        if relation is None or not _is_float(part.a):
+        if relation is None or not is_float(part.a):
             rest.append(part)
             continue
         first, second = part.a, part.b
@@ -336,7 +201,7 @@ def _compared(first: Any, second: Any, relation: frozenset[str]) -> Any:
 
 def _truth(expression: Any, mutator: Any) -> Any:
     expression = mutator.default_mutate(expression)
-    if element_type(expression) != "bool" or not _is_float(expression.value):
+    if element_type(expression) != "bool" or not is_float(expression.value):
         return expression
     return _unequal(expression.value, constant_like(0.0, expression.value))
 
@@ -356,7 +221,7 @@ def _or_unordered(found: Any, first: Any, second: Any) -> Any:
 def _extreme(expression: Any, mutator: Any) -> Any:
     expression = mutator.default_mutate(expression)
     kind, first, second = type(expression), expression.a, expression.b
-    if not _is_float(expression):
+    if not is_float(expression):
         return expression
     # Compiled as a comparison that is false for NaN, after which the second operand is taken.
     if _is_number(first):
@@ -377,7 +242,7 @@ def _checked_extreme(expression: Any, mutator: Any) -> Any:
     The result is a constant NaN: LLVM takes a choice between an operand and the larger one for the larger one alone.
     """
     expression = mutator.default_mutate(expression)
-    if not _is_float(expression):
+    if not is_float(expression):
         return expression
     operands, names = [], []
     for value in (expression.a, expression.b):
@@ -395,7 +260,8 @@ def _checked_extreme(expression: Any, mutator: Any) -> Any:
     return result
 
 
-def _is_float(expression: Any) -> bool:
+def is_float(expression: Any) -> bool:
+    """Whether an expression is of floats that may be NaN, and TVM can say so."""
     # TVM has no isnan of bfloat16 and the 8-bit floats, and widens their values, but not names given to them.
     return element_type(expression).startswith(("float16", "float32", "float64"))
 

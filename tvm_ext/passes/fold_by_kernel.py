@@ -16,7 +16,8 @@ from tvm import relax, tirx
 
 from tvm_ext.passes.defined_integers import defined_integers
 from tvm_ext.passes.exact_reductions import infinite_identities
-from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS, propagate_nan, protect_cancellations
+from tvm_ext.passes.float_arithmetic import propagate_nan, protect_cancellations
+from tvm_ext.passes.float_legalizations import FLOAT_LEGALIZATIONS
 from tvm_ext.passes.indexing import INDEXING_LEGALIZATIONS
 from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
 from tvm_ext.passes.scope_pragmas import drop_scope_pragmas

@@ -42,7 +42,8 @@ from tvm_ext.passes.defined_integers import defined_integers
 from tvm_ext.passes.element_alignment import element_alignment
 from tvm_ext.passes.exact_reductions import infinite_identities, initialize_open_reductions
 from tvm_ext.passes.fixed_vectors import fixed_vectors
-from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS, propagate_nan, protect_cancellations
+from tvm_ext.passes.float_arithmetic import propagate_nan, protect_cancellations
+from tvm_ext.passes.float_legalizations import FLOAT_LEGALIZATIONS
 from tvm_ext.passes.flush_denormals import flush_kernels
 from tvm_ext.passes.fold_constants import fold_the_rest
 from tvm_ext.passes.grid_sample import SAMPLING_LEGALIZATIONS

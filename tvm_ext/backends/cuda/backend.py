@@ -38,7 +38,8 @@ from tvm_ext.passes.adaptive_pooling import ADAPTIVE_POOLING_LEGALIZATIONS
 from tvm_ext.passes.bounded_indices import bounded_indices
 from tvm_ext.passes.centred_variance import NORMALIZATION_LEGALIZATIONS
 from tvm_ext.passes.decompose_attention import decompose_attention
-from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS, protect_cancellations
+from tvm_ext.passes.float_arithmetic import protect_cancellations
+from tvm_ext.passes.float_legalizations import FLOAT_LEGALIZATIONS
 from tvm_ext.passes.grid_sample import SAMPLING_LEGALIZATIONS
 from tvm_ext.passes.mixed_precision import mixed_precision
 from tvm_ext.passes.order_of_nan import order_of_nan

@@ -19,7 +19,8 @@ from tvm_ext.embedding.choice import Offer
 from tvm_ext.errors import MissingPackageError
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.exact_reductions import infinite_identities
-from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS, propagate_nan, protect_cancellations
+from tvm_ext.passes.float_arithmetic import propagate_nan, protect_cancellations
+from tvm_ext.passes.float_legalizations import FLOAT_LEGALIZATIONS
 from tvm_ext.passes.value_checks import without_value_checks
 from tvm_ext.phases import PHASES
 from tvm_ext.schedules.instructions.rows import VMPA, VMPA_WORDS, VMPY, VMPY_SPLAT, VMPY_WORDS, VRMPY

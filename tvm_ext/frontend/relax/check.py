@@ -15,7 +15,7 @@ from tvm import relax
 
 from tvm_ext.graph.origins import words_of
 from tvm_ext.passes.empty_tensors import empty_tensors
-from tvm_ext.passes.float_arithmetic import FLOAT_LEGALIZATIONS
+from tvm_ext.passes.float_legalizations import FLOAT_LEGALIZATIONS
 from tvm_ext.passes.indexing import INDEXING_LEGALIZATIONS
 from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
 from tvm_ext.passes.shared_kernels import legalize_once
