@@ -263,7 +263,7 @@ def test_awkward_heads(heads: tuple[int, int, int]) -> None:
 
 @pytest.mark.slow
 def test_greedy_tokens_of_gpt2() -> None:
-    model = made_up(SIZES["gpt2-tiny"])
+    model = made_up(SIZES["gpt2-tiny"], seed=1)  # 25 tokens, none of them by a margin within rounding
     require_same(model, Generator.compile(model, context=CONTEXT), 128)
 
 
