@@ -20,6 +20,7 @@ test: $(VENV)/.installed zoo
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not long" $(ARGS)
 
 test-slow: $(VENV)/.installed zoo
+	$(BIN)/python -m pip install --quiet --editable ".[compare]" || echo "no transformers or torchao can be had here: tests that compare with them will be skipped"
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "long and not slow" $(ARGS)
 	$(BIN)/python -m pytest -m slow $(ARGS)
 

@@ -15,8 +15,6 @@ from tvm_ext.bench.decoder_peers import module_of
 from tvm_ext.generation.decoder import Decoder
 from tvm_ext.generation.kinds import KINDS
 
-transformers = pytest.importorskip("transformers")
-
 SMALL = {
     "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 16,
     "intermediate_size": 96, "vocab_size": 211, "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1,
@@ -57,6 +55,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 def model_of(kind: str, fields: dict[str, Any]) -> Any:
     """Make a model whose gains and biases are none that a norm could do without."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     own = "hidden_size" in fields or "n_embd" in fields or "d_model" in fields
     config = transformers.AutoConfig.for_model(kind, **(fields if own else SMALL | fields))
     torch.manual_seed(0)

@@ -327,8 +327,9 @@ class TestOperatorsOfPt2e:
             assert error(compiled, exported, torch.randn(rows, 160)) < 1e-6
 
 
+@pytest.mark.slow
 class TestTorchao:
-    """Where torchao is installed."""
+    """Where torchao is installed, as `make test-slow` does."""
 
     @staticmethod
     def configurations() -> list[tuple[str, Callable[[Any], Any], float]]:
