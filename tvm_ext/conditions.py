@@ -106,7 +106,7 @@ def smallest_extents(
         For each dimension of an input that is no number, as it is spelled there.
     """
     given = given or {}
-    least, most, terms = _limits_of_symbols(specs)
+    least, most, terms = limits_of_symbols(specs)
     names = [name for name in least if name not in given]
 
     def extents(floor: int) -> dict[str, int]:
@@ -116,13 +116,16 @@ def smallest_extents(
     best = extents(1)
     for floor in range(1, _LARGEST_TRIED + 1) if conditions else ():
         found = extents(floor)
-        if all(_holds(condition, found) for condition in conditions):
+        if all(holds(condition, found) for condition in conditions):
             return found
     return best
 
 
-def _limits_of_symbols(specs: Sequence[TensorSpec]) -> tuple[dict[str, int], dict[str, int], list[str]]:
-    """Give the least (from 1 on) and the largest value of each name, and the dimensions that are computed of them."""
+def limits_of_symbols(specs: Sequence[TensorSpec]) -> tuple[dict[str, int], dict[str, int], list[str]]:
+    """Give the least (from 1 on) and the largest value of each name, and the dimensions that are computed of them.
+
+    The largest is at most :data:`LARGEST`.
+    """
     least: dict[str, int] = {}
     most: dict[str, int] = {}
     ranged = [
@@ -149,7 +152,8 @@ def _is_of(dim: str, names: Mapping[str, int]) -> bool:
         return False
 
 
-def _holds(condition: str, extents: Mapping[str, int]) -> bool:
+def holds(condition: str, extents: Mapping[str, int]) -> bool:
+    """Tell whether a condition holds of extents; it does not where one that it speaks of is missing."""
     code, names = _parsed(condition)
     return names <= extents.keys() and bool(_value(code, {name: extents[name] for name in names}))
 

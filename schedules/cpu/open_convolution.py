@@ -17,7 +17,7 @@ from typing import Any
 
 import tvm
 from tvm import tirx
-from tvm.s_tir import Schedule, ScheduleError
+from tvm.s_tir import ScheduleError
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 from tvm.tirx import PrimFunc
@@ -29,16 +29,17 @@ from tvm_ext.schedules.cpu.open_tiles import (
     FEW_COLUMNS,
     ZERO,
     OpenWindows,
+    check_tile,
     digits,
     kept,
     product,
     registers,
     tiles,
     whole,
-    written,
 )
 from tvm_ext.schedules.cpu.tasks import WORK_ATTRIBUTE
 from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, top_blocks
+from tvm_ext.schedules.open_versions import Choice, OpenRule
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE, new_schedule
 from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE
 
@@ -57,20 +58,21 @@ TASK_ROWS = 4
 TASK_TILES = 16
 """Register tiles of a row in a task."""
 
+TILE_COLUMNS = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16)
+MOST_VECTORS = 8
+MANY_ROWS = (1, 2, 4, 8, 16)
+MANY_TILES = (1, 4, 16, 64)
+"""What a tuner may choose: columns and vectors of a register tile, rows and tiles of a row in a task."""
 
-class OpenConvolution:
+
+class OpenConvolution(OpenRule):
     """Write out a convolution over channels of open extents."""
 
     name = "cpu.open_convolution"
 
-    def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
-        """Give the kernel when ``func`` is such a convolution, and what is computed of its elements.
-
-        There is nothing to tune.
-        """
-        if tunable:
-            return None
-        schedule = new_schedule(func, tunable)
+    def read(self, func: PrimFunc, target: tvm.target.Target) -> _Kernel | None:
+        """Read such a convolution, and what is computed of its elements."""
+        schedule = new_schedule(func)
         conv = annotated_block(schedule, OPEN_CONVOLUTION)
         if conv is None or len(schedule.get(conv).reads) < 2:
             return None
@@ -81,41 +83,50 @@ class OpenConvolution:
         if len(top_blocks(schedule)) != 2:
             return None
         windows = OpenWindows(schedule, conv, store)
-        if not windows.fits():
-            return None
-        kernel = _Kernel(windows, machine_of(target))
-        return new_schedule(written(schedule.mod["main"], kernel.write))
+        return _Kernel(schedule.mod["main"], windows, machine_of(target)) if windows.fits() else None
 
 
 class _Kernel:
     """Writes one kernel."""
 
-    def __init__(self, windows: OpenWindows, machine: Machine) -> None:
-        self.windows = windows
+    def __init__(self, func: PrimFunc, windows: OpenWindows, machine: Machine) -> None:
+        self.func, self.windows, self.machine = func, windows, machine
+        self.elements = product(windows.result.shape)
         self.groups = windows.further[0]
         shape = [int(extent) for extent in windows.weight.shape]
         self.chunks, self.in_chunks, *self.kernel, self.block_in, self.lanes = shape
-        columns, self.vectors = register_tile(MANY_COLUMNS, self.chunks // self.groups, machine, prod(shape[1:-1]))
-        self.columns = min(columns, MOST_COLUMNS)
-        # One column of many vectors keeps the multipliers as busy as several of few. Two read the weights once: the
-        # last pixels of a small image take as long as its weights.
-        rest = (FEW_COLUMNS, 2, 1) if self.vectors < FEW_COLUMNS else (2, 1)
-        self.widths = (self.columns, *(width for width in rest if width < self.columns))
+        columns, vectors = register_tile(MANY_COLUMNS, self.chunks // self.groups, machine, prod(shape[1:-1]))
+        self.tile = min(columns, MOST_COLUMNS), vectors
         self.together = 4 * prod(shape) <= machine.l2 // 2
         steps = (*self.kernel, *windows.strides)
         self.one_row = all(step == 1 for step in steps) and windows.epilogue.counts_pixels()
 
-    def write(self) -> None:
-        """Emit the kernel.
+    def choices(self) -> list[Choice]:
+        """List columns and vectors of a register tile, and the rows, and tiles of a row, in a task."""
+        columns, vectors = self.tile
+        widths = [width for width in range(1, MOST_VECTORS + 1) if self.chunks // self.groups % width == 0]
+        return [(TILE_COLUMNS, columns), (widths, vectors), (MANY_ROWS, TASK_ROWS), (MANY_TILES, TASK_TILES)]
+
+    def check(self, picks: tuple[int, ...]) -> None:
+        """Refuse a tile that the registers do not hold."""
+        check_tile(*picks[:2], self.machine)
+
+    def write(self, picks: tuple[int, ...]) -> None:
+        """Emit the kernel with some choices.
 
         A task takes all channels of its rows where their weights stay in the L2 cache meanwhile, otherwise some.
         """
+        self.columns, self.vectors, task_rows, task_tiles = picks
+        # One column of many vectors keeps the multipliers as busy as several of few. Two read the weights once: the
+        # last pixels of a small image take as long as its weights.
+        rest = (FEW_COLUMNS, 2, 1) if self.vectors < FEW_COLUMNS else (2, 1)
+        self.widths = (self.columns, *(width for width in rest if width < self.columns))
         batch, _, *spatial, _ = self.windows.result.shape
         if self.one_row:
             spatial = [*[whole(1)] * (len(spatial) - 1), product(spatial)]
         rows, width = product(spatial[:-1]), spatial[-1]
-        band_rows = 1 if isinstance(rows, tirx.IntImm) and int(rows) == 1 else TASK_ROWS
-        band = self.columns * TASK_TILES
+        band_rows = 1 if isinstance(rows, tirx.IntImm) and int(rows) == 1 else task_rows
+        band = self.columns * task_tiles
         groups = self.chunks // self.vectors
         outer = [
             batch, 1 if self.together else groups, (rows + (band_rows - 1)) // band_rows,

@@ -13,15 +13,17 @@ from typing import Any
 
 import tvm
 from tvm import tirx
-from tvm.s_tir import Schedule, ScheduleError
+from tvm.s_tir import ScheduleError
 from tvm.script import tirx as script
 from tvm.script.ir_builder import tirx as T
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.annotations import BATCH_AXES_ATTRIBUTE, TILE_ATTRIBUTE
 from tvm_ext.schedules.compute.open_product import OPEN_PRODUCT
-from tvm_ext.schedules.cpu.open_tiles import ZERO, Epilogue, digits, kept, product, registers, tiles, whole, written
+from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.cpu.open_tiles import ZERO, Epilogue, check_tile, digits, kept, product, registers, tiles, whole
 from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, top_blocks
+from tvm_ext.schedules.open_versions import Choice, OpenRule
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE, new_schedule
 from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE
 
@@ -31,28 +33,28 @@ RULE = "cpu.open_packing"
 BLOCK_TILES = 16
 """Register tiles of rows in a task: their operands stay in the L2 cache while columns pass by."""
 
-SMALL_ROWS = 4
-"""Rows of the tiles that take what is left over."""
+SMALL_ROWS = (4, 2, 1)
+"""Rows of the tiles that take what is left over: a row alone takes as long as two, which read the weights once."""
 
 MOST_ROWS = 16
 """Rows of a register tile: more of a single vector keep the multipliers no busier, and are more code."""
 
+TILE_ROWS = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16)
+MOST_VECTORS = 8
+TASK_TILES = (1, 4, 16, 64)
+"""What a tuner may choose: rows and vectors of a register tile, and tiles in a task."""
+
 _DONE = {RULE_ATTRIBUTE: RULE, "tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": 8}
 
 
-class OpenProduct:
+class OpenProduct(OpenRule):
     """Write out a matrix product of open extents."""
 
     name = "cpu.open_product"
 
-    def apply(self, func: PrimFunc, _target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
-        """Give the kernel when ``func`` is such a product, and what is computed of its elements.
-
-        There is nothing to tune.
-        """
-        if tunable:
-            return None
-        schedule = new_schedule(func, tunable)
+    def read(self, func: PrimFunc, target: tvm.target.Target) -> _Kernel | None:
+        """Read such a product, and what is computed of its elements."""
+        schedule = new_schedule(func)
         block = annotated_block(schedule, OPEN_PRODUCT)
         if block is None:
             return None
@@ -62,34 +64,49 @@ class OpenProduct:
             return None
         if len(top_blocks(schedule)) != 2:
             return None
-        kernel = _Kernel(schedule.get(block), schedule.get(store))
-        if not kernel.epilogue.fits():
-            return None
-        return new_schedule(written(schedule.mod["main"], kernel.write))
+        kernel = _Kernel(schedule.mod["main"], schedule.get(block), schedule.get(store), machine_of(target))
+        return kernel if kernel.epilogue.fits() else None
 
 
 class _Kernel:
     """Writes one kernel."""
 
-    def __init__(self, block: Any, store: Any) -> None:
+    def __init__(self, func: PrimFunc, block: Any, store: Any, machine: Machine) -> None:
+        self.func, self.machine = func, machine
         self.result = block.body.buffer
+        self.elements = product(self.result.shape)
         self.epilogue = Epilogue(self.result, store)
         self.dtype = str(self.result.dtype)
         terms = block.body.value.b  # the result so far, and a product of two elements
         self.data, self.packed = terms.a.source, terms.b.source
         self.batch_axes = int(block.annotations[BATCH_AXES_ATTRIBUTE])
-        rows, self.vectors = (int(item) for item in block.annotations[TILE_ATTRIBUTE])
-        self.rows = min(rows, MOST_ROWS)
-        self.heights = (self.rows, *(count for count in (SMALL_ROWS, 1) if count < self.rows))
+        self.tile = tuple(int(item) for item in block.annotations[TILE_ATTRIBUTE])
         _, self.chunks, self.reduction, lanes = self.packed.shape
         self.lanes = int(lanes)
         self.counts_rows = self.epilogue.counts_rows()
 
-    def write(self) -> None:
-        """Emit the kernel."""
+    def choices(self) -> list[Choice]:
+        """List rows and vectors of a register tile, and the tiles of rows in a task."""
+        rows, vectors = self.tile
+        # Columns are packed in whole tiles of the planned width.
+        widths = [width for width in range(1, MOST_VECTORS + 1) if self._divides(width)]
+        return [(TILE_ROWS, min(rows, MOST_ROWS)), (widths, vectors), (TASK_TILES, BLOCK_TILES)]
+
+    def _divides(self, vectors: int) -> bool:
+        chunks = self.chunks if isinstance(self.chunks, tirx.IntImm) else self.tile[1]
+        return int(chunks) % vectors == 0
+
+    def check(self, picks: tuple[int, ...]) -> None:
+        """Refuse a tile that the registers do not hold."""
+        check_tile(*picks[:2], self.machine)
+
+    def write(self, picks: tuple[int, ...]) -> None:
+        """Emit the kernel with some choices."""
+        self.rows, self.vectors, block_tiles = picks
+        self.heights = (self.rows, *(count for count in SMALL_ROWS if count < self.rows))
         leading = list(self.result.shape[:-1])
         batch, rows = product(leading[: self.batch_axes]), product(leading[self.batch_axes :])
-        block = self.rows * BLOCK_TILES
+        block = self.rows * block_tiles
         groups = tirx.floordiv(self.chunks, whole(self.vectors))
         outer = [batch, tirx.floordiv(rows + (block - 1), whole(block)), groups]
         total = product(outer)

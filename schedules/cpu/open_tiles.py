@@ -14,14 +14,14 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import tirx
-from tvm.s_tir import Schedule
+from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import SBlockRV
-from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
-from tvm.tirx import IterVar, PrimFunc
+from tvm.tirx import IterVar
 
 from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.compute.open_convolution import GEOMETRY_ATTRIBUTE
+from tvm_ext.schedules.cpu.machine import Machine
 
 FEW_COLUMNS = 4
 """Columns of the tiles that take what is left over, up to the last few of a row."""
@@ -140,16 +140,6 @@ class OpenWindows:
         self.lanes, self.dtype = int(self.result.shape[-1]), str(self.result.dtype)
 
 
-def written(func: PrimFunc, write: Callable[[], None]) -> PrimFunc:
-    """Give ``func`` another body: what ``write`` emits."""
-    with IRBuilder() as builder:
-        with T.prim_func(is_private=True, s_tir=True):
-            T.func_name("main")
-            with T.sblock("root"):
-                write()
-    return PrimFunc(func.params, builder.get().body, func.ret_type, func.attrs)
-
-
 def tiles(first: Any, left: Any, widths: Sequence[int], tile: Callable[[Any, int], None]) -> None:
     """Go along ``left`` columns from ``first`` on, in tiles of the first width, then of the next.
 
@@ -164,6 +154,18 @@ def tiles(first: Any, left: Any, widths: Sequence[int], tile: Callable[[Any, int
 
         whole_tiles()
         first, left = first + count * columns, left - count * columns
+
+
+def check_tile(count: int, vectors: int, machine: Machine) -> None:
+    """Refuse a tile of ``count`` rows or columns that the registers do not hold, with its weights and one broadcast.
+
+    Raises
+    ------
+    ScheduleError
+        If that is so.
+    """
+    if count * vectors + vectors + 1 > machine.vector_registers:
+        raise ScheduleError(f"a tile of {count} x {vectors} vectors is more than {machine.vector_registers} registers")
 
 
 def whole(number: Any) -> Any:

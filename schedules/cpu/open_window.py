@@ -17,8 +17,9 @@ from tvm.script.ir_builder import tirx as T
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.compute.open_convolution import OPEN_DEPTHWISE, OPEN_MAX, OPEN_SUM, OPEN_TOTAL
-from tvm_ext.schedules.cpu.open_tiles import ZERO, OpenWindows, digits, kept, product, registers, tiles, whole, written
+from tvm_ext.schedules.cpu.open_tiles import ZERO, OpenWindows, digits, kept, product, registers, tiles, whole
 from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, top_blocks
+from tvm_ext.schedules.open_versions import written
 from tvm_ext.schedules.rule import new_schedule
 
 WIDTHS = (8, 4)

@@ -16,7 +16,7 @@ from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
-from tvm.s_tir import Schedule, ScheduleError
+from tvm.s_tir import ScheduleError
 from tvm.script.ir_builder import tirx as T
 from tvm.tirx import PrimFunc
 
@@ -25,11 +25,12 @@ from tvm_ext.schedules.compute.open_winograd import OPEN_WINOGRAD, OPEN_WINOGRAD
 from tvm_ext.schedules.compute.winograd_transforms import KERNEL, transforms, weighted_sum
 from tvm_ext.schedules.cpu.conv_tile import register_tile
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
-from tvm_ext.schedules.cpu.open_convolution import MANY_COLUMNS, MOST_COLUMNS
+from tvm_ext.schedules.cpu.open_convolution import MANY_COLUMNS, MOST_COLUMNS, MOST_VECTORS, TILE_COLUMNS
 from tvm_ext.schedules.cpu.open_tiles import (
     FEW_COLUMNS,
     ZERO,
     Epilogue,
+    check_tile,
     digits,
     kept,
     loads_of,
@@ -37,10 +38,10 @@ from tvm_ext.schedules.cpu.open_tiles import (
     registers,
     tiles,
     whole,
-    written,
 )
 from tvm_ext.schedules.cpu.winograd import winograd_outputs
 from tvm_ext.schedules.kernel.blocks import annotated_block, top_blocks
+from tvm_ext.schedules.open_versions import Choice, OpenRule
 from tvm_ext.schedules.rule import new_schedule
 
 OUTPUTS = 4
@@ -51,6 +52,9 @@ TYPICAL_EXTENT = 16
 
 MOST_TILES = 128
 """Tiles of a task."""
+
+TASK_TILES = (1, 2, 4, 8, 16, 32)
+"""Register tiles of a task that a tuner may choose, beside those of a convolution."""
 
 
 def pays_open_winograd(in_channels: int, out_channels: int, machine: Machine) -> bool:
@@ -65,19 +69,14 @@ def pays_open_winograd(in_channels: int, out_channels: int, machine: Machine) ->
     return outputs == OUTPUTS and weight_bytes <= machine.l3 // 4
 
 
-class OpenWinograd:
+class OpenWinograd(OpenRule):
     """Write out a Winograd convolution of open extents."""
 
     name = "cpu.open_winograd"
 
-    def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
-        """Give the kernel when ``func`` is such a convolution, and what is computed of its elements.
-
-        There is nothing to tune.
-        """
-        if tunable:
-            return None
-        schedule = new_schedule(func, tunable)
+    def read(self, func: PrimFunc, target: tvm.target.Target) -> _Kernel | None:
+        """Read such a convolution, and what is computed of its elements."""
+        schedule = new_schedule(func)
         result, tile, multiplied = (
             annotated_block(schedule, kind) for kind in (OPEN_WINOGRAD, OPEN_WINOGRAD_TILE, OPEN_WINOGRAD_PRODUCT)
         )
@@ -90,8 +89,7 @@ class OpenWinograd:
         (data,) = (load.source for load in loads_of(schedule.get(tile).body.value))
         weight = loads_of(schedule.get(multiplied).body.value)[-1].source
         geometry = [int(item) for item in block.annotations[GEOMETRY_ATTRIBUTE]]
-        kernel = _Kernel(data, weight, geometry, epilogue, machine_of(target))
-        return new_schedule(written(func, kernel.write))
+        return _Kernel(func, data, weight, geometry, epilogue, machine_of(target))
 
 
 def _epilogue(func: PrimFunc, result: Any) -> Epilogue | None:
@@ -128,7 +126,16 @@ def _block_of(step: Any) -> Any:
 class _Kernel:
     """Writes one kernel."""
 
-    def __init__(self, data: Any, weight: Any, geometry: Sequence[int], epilogue: Epilogue, machine: Machine) -> None:
+    def __init__(
+        self,
+        func: PrimFunc,
+        data: Any,
+        weight: Any,
+        geometry: Sequence[int],
+        epilogue: Epilogue,
+        machine: Machine,
+    ) -> None:
+        self.func, self.machine, self.elements = func, machine, product(epilogue.result.shape)
         self.data, self.weight, self.epilogue = data, weight, epilogue
         self.outputs, self.top, self.left = geometry
         self.size = self.outputs + KERNEL - 1
@@ -136,15 +143,26 @@ class _Kernel:
         self.dtype = str(data.dtype)
         _, self.out_chunks, self.reduction, self.lanes = (int(extent) for extent in weight.shape)
         self.in_chunks = self.reduction // self.lanes
-        columns, self.vectors = register_tile(MANY_COLUMNS, self.out_chunks, machine, self.reduction)
-        self.columns = min(columns, MOST_COLUMNS)
-        self.widths = (self.columns, *(width for width in (FEW_COLUMNS, 1) if width < self.columns))
+        columns, vectors = register_tile(MANY_COLUMNS, self.out_chunks, machine, self.reduction)
+        self.tile = min(columns, MOST_COLUMNS), vectors
         tile_bytes = 4 * self.size**2 * (self.reduction + self.out_chunks * self.lanes)
-        fitting = min(machine.l2 // 2 // tile_bytes, MOST_TILES)
-        self.tiles = max(1, fitting // self.columns) * self.columns
+        self.fitting = min(machine.l2 // 2 // tile_bytes, MOST_TILES)
 
-    def write(self) -> None:
-        """Emit the kernel."""
+    def choices(self) -> list[Choice]:
+        """List columns and vectors of a register tile, and such tiles in a task."""
+        columns, vectors = self.tile
+        widths = [width for width in range(1, MOST_VECTORS + 1) if self.out_chunks % width == 0]
+        return [(TILE_COLUMNS, columns), (widths, vectors), (TASK_TILES, max(1, self.fitting // columns))]
+
+    def check(self, picks: tuple[int, ...]) -> None:
+        """Refuse a tile that the registers do not hold."""
+        check_tile(*picks[:2], self.machine)
+
+    def write(self, picks: tuple[int, ...]) -> None:
+        """Emit the kernel with some choices."""
+        self.columns, self.vectors, task_tiles = picks
+        self.widths = (self.columns, *(width for width in (FEW_COLUMNS, 1) if width < self.columns))
+        self.tiles = task_tiles * self.columns
         batch, _, rows, columns, _ = self.epilogue.result.shape
         step = whole(self.outputs)
         places = [batch, (rows + (step - 1)) // step, (columns + (step - 1)) // step]

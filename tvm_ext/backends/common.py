@@ -12,6 +12,7 @@ from tvm.s_tir.schedule import Trace
 
 from tvm_ext.algebra.relax.rewrite import rewrite_algebra
 from tvm_ext.backends.backend import Backend, PhasePasses
+from tvm_ext.database.marks import Identity
 from tvm_ext.database.tuned_schedules import current_schedules, tuned_schedules
 from tvm_ext.errors import TargetError
 from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types
@@ -51,6 +52,7 @@ from tvm_ext.passes.wide_concatenations import wide_concatenations
 from tvm_ext.passes.zero_literals import zero_literals
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.recorded import rule_of_another_space
+from tvm_ext.schedules.recorded_versions import Versioned, recorded_versions
 from tvm_ext.shapes.batch_loop import batch_loops
 
 Passes = list[tvm.transform.Pass]
@@ -214,10 +216,13 @@ def schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptio
     def stranger(func: tvm.tirx.PrimFunc, target: tvm.target.Target) -> Callable[[Trace], str | None]:
         return rule_of_another_space(func, target, backend.rules)
 
+    def versions(mod: tvm.IRModule, database: ms.Database, is_left: Callable[[Identity], bool]) -> Versioned:
+        return recorded_versions(mod, database, backend.rules, is_left)
+
     if options.work_dir is not None:
-        return [tuned_schedules(str(options.work_dir), stranger)]
+        return [tuned_schedules(str(options.work_dir), stranger, versions)]
     if ms.Database.current() is not None:  # not its truth value, which is whether it is empty
-        return [current_schedules(stranger)]
+        return [current_schedules(stranger, versions)]
     return []
 
 

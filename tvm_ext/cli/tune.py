@@ -16,6 +16,7 @@ from tvm_ext.cli.calibrate import renew_calibration
 from tvm_ext.cli.common import (
     Choice,
     Shapes,
+    dynamic_option,
     elapsed,
     given_options,
     json_flag,
@@ -38,6 +39,7 @@ NOISY = 0.05
 
 @click.command()
 @model_options
+@dynamic_option
 @click.option(
     "--work-dir",
     type=click.Path(path_type=Path),
@@ -82,6 +84,14 @@ NOISY = 0.05
     show_default=True,
     help="What the cost model sees of a candidate: its choices, or also TVM's per-store features of the code.",
 )
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    metavar="DIM=N,...",
+    help="Size of open dimensions that kernels are tuned for; give it several times for several sizes. [default: a "
+    "small, a middling and a large one of the range]",
+)
 @click.option("--batch", type=click.IntRange(min=1), default=16, show_default=True, help="Measurements at a time.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the search.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of the kernels. [default: physical cores]")
@@ -110,6 +120,7 @@ def command(
     model: Path,
     target: str,
     input_shapes: Shapes,
+    dynamic: str | None,
     work_dir: Path,
     trials: int,
     graph: bool,
@@ -117,6 +128,7 @@ def command(
     tuner: str | None,
     pretrained: Path | None,
     features: str,
+    sizes: tuple[str, ...],
     batch: int,
     seed: int,
     threads: int | None,
@@ -144,6 +156,7 @@ def command(
     from tvm_ext.target import resolve_target
     from tvm_ext.tuners.recipes import recipe, with_artefact
     from tvm_ext.tuning import tune
+    from tvm_ext.tuning.sizes import parse_size
     from tvm_ext.tuning.whole_network import tune_network
 
     start = time.perf_counter()
@@ -167,7 +180,7 @@ def command(
         check_chart(chart)
         check_writable(chart)
         check_output(chart, [model])
-    imported = import_model(model, input_shapes=input_shapes or None)
+    imported = import_model(model, input_shapes=input_shapes or None, dynamic=dynamic)
     samples = read_calibration(imported.inputs, calibration)
     pipeline = PipelineOptions.from_keywords(given_options(options))
     network = None
@@ -203,6 +216,7 @@ def command(
             imported, resolved, work_dir, trials, row,
             seed=seed, batch=batch, measurer=measurer, compare=compare, progress=progress,
             store_features=features == "stores", options=pipeline, confirm=not no_confirm,
+            sizes=list(map(parse_size, sizes)),
         )  # fmt: skip
     if output is not None:
         compile(imported, resolved, work_dir=work_dir, calibration=samples, **given_options(options)).save(

@@ -59,6 +59,7 @@ class Answers(PyDatabase):
 
     Attributes
     ----------
+    database : ms.Database
     taken : dict from str to Identity
         The record of each kernel that has one.
     left : dict from str to Identity
@@ -69,7 +70,7 @@ class Answers(PyDatabase):
 
     def __init__(self, database: ms.Database, stranger: Stranger, left: Collection[Identity]) -> None:
         super().__init__()
-        self._database, self._stranger, self._marks = database, stranger, left
+        self.database, self._stranger, self._marks = database, stranger, left
         self.taken: dict[str, Identity] = {}
         self.left: dict[str, Identity] = {}
         self.strangers: dict[str, str] = {}
@@ -86,31 +87,35 @@ class Answers(PyDatabase):
                 self.strangers.setdefault(name, rule)
                 continue
             who = identity(record)
-            if who in self._marks or who in (_left.get() or ()):
+            if self.is_left(who):
                 self.left[name] = who
                 return None
             self.taken[name] = who
             return record
         return None
 
+    def is_left(self, record: Identity) -> bool:
+        """Tell whether a record is left alone."""
+        return record in self._marks or record in (_left.get() or ())
+
     def _fastest_first(self, mod: tvm.IRModule, target: tvm.target.Target, name: str | None) -> Iterator[TuningRecord]:
-        first = self._database.query_tuning_record(mod, target, name)
+        first = self.database.query_tuning_record(mod, target, name)
         if first is None:
             return
         yield first
-        yield from self._database.get_top_k(self._database.commit_workload(mod), 1 << 20)[1:]
+        yield from self.database.get_top_k(self.database.commit_workload(mod), 1 << 20)[1:]
 
     def has_workload(self, mod: tvm.IRModule) -> bool:
         """Tell whether a workload is known."""
-        return self._database.has_workload(mod)
+        return self.database.has_workload(mod)
 
     def commit_workload(self, mod: tvm.IRModule) -> Workload:
         """Give the workload of a module."""
-        return self._database.commit_workload(mod)
+        return self.database.commit_workload(mod)
 
     def get_top_k(self, workload: Workload, top_k: int) -> list[TuningRecord]:
         """Give the fastest records of a workload, those that do harm included."""
-        return list(self._database.get_top_k(workload, top_k))
+        return list(self.database.get_top_k(workload, top_k))
 
     def __len__(self) -> int:
-        return len(self._database)
+        return len(self.database)

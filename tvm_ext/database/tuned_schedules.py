@@ -7,7 +7,9 @@ after:  the same, scheduled as the fastest record of the database says, and mark
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import tvm
 from tvm import relax
@@ -31,7 +33,13 @@ NAMED = 3
 """Kernels that a warning names."""
 
 
-def tuned_schedules(folder: str | Path, stranger: Stranger = no_strangers) -> tvm.transform.Pass:
+Versions = Callable[[tvm.IRModule, ms.Database, Callable[[Identity], bool]], Any]
+"""Notes the versions of kernels of open extents that a database knows of: a module, and the records that it is of."""
+
+
+def tuned_schedules(
+    folder: str | Path, stranger: Stranger = no_strangers, versions: Versions | None = None
+) -> tvm.transform.Pass:
     """Make the pass, for the database in a folder.
 
     It is read as it is at that moment: a run that tunes into the folder meanwhile, or one that was killed in the middle
@@ -44,6 +52,9 @@ def tuned_schedules(folder: str | Path, stranger: Stranger = no_strangers) -> tv
     stranger : callable
         Of a kernel, makes what names the rule that a recorded trace is one of, where that is not the one that schedules
         it.
+    versions : callable, optional
+        Of a module, a database and what says of records that they are left alone, gives the module whose kernels of
+        open extents have their versions noted; see :mod:`tvm_ext.schedules.recorded_versions`.
 
     Raises
     ------
@@ -60,7 +71,7 @@ def tuned_schedules(folder: str | Path, stranger: Stranger = no_strangers) -> tv
         place = Path(folder)
         database = open_earlier(place)
         answers = Answers(database, stranger, left_alone(place, network and str(network), threads()))
-        tuned = _applied(mod, answers, f"the database in {folder}")
+        tuned = _applied(mod, answers, f"the database in {folder}", versions)
         if database.unread:
             lines = f"{database.unread} line{'s' if database.unread != 1 else ''}"
             warn(
@@ -81,24 +92,26 @@ def tuned_schedules(folder: str | Path, stranger: Stranger = no_strangers) -> tv
     return _tuned_schedules
 
 
-def current_schedules(stranger: Stranger = no_strangers) -> tvm.transform.Pass:
+def current_schedules(stranger: Stranger = no_strangers, versions: Versions | None = None) -> tvm.transform.Pass:
     """Make the pass, for the database that the caller has entered (``with database:``)."""
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.CurrentSchedules")
     def _current_schedules(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        return _applied(mod, Answers(ms.Database.current(), stranger, ()), "the database that was entered")
+        return _applied(mod, Answers(ms.Database.current(), stranger, ()), "the database that was entered", versions)
 
     return _current_schedules
 
 
-def _applied(mod: tvm.IRModule, answers: Answers, origin: str) -> tvm.IRModule:
+def _applied(mod: tvm.IRModule, answers: Answers, origin: str, versions: Versions | None) -> tvm.IRModule:
+    if versions is not None:
+        found = versions(mod, answers.database, answers.is_left)
+        answers.taken.update(found.taken)
+        answers.left.update(found.left)
+        mod = _noted(found.mod, found.taken)
     with answers:
         tuned = relax.transform.MetaScheduleApplyDatabase(enable_warning=False)(mod)
-    noted = tvm.IRModule(tuned.functions, attrs=tuned.attrs)
-    for variable, func in tuned.functions_items():
-        record = answers.taken.get(variable.name_hint)
-        if record is not None and isinstance(func, PrimFunc) and _is_scheduled(func):
-            noted.update_func(variable, func.with_attr(RECORD_ATTRIBUTE, json.dumps(record)))
+    scheduled = {name for name in answers.taken if _is_scheduled(tuned[name])}
+    noted = _noted(tuned, {name: answers.taken[name] for name in scheduled})
     if answers.strangers:
         names = list(answers.strangers)
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
@@ -108,6 +121,15 @@ def _applied(mod: tvm.IRModule, answers: Answers, origin: str) -> tvm.IRModule:
             "and they are left out; another folder, tuned anew, has none",
             TvmExtWarning,
         )
+    return noted
+
+
+def _noted(mod: tvm.IRModule, records: Mapping[str, Identity]) -> tvm.IRModule:
+    """Note of kernels which record they have their schedules of."""
+    noted = tvm.IRModule(mod.functions, attrs=mod.attrs)
+    for variable, func in mod.functions_items():
+        if isinstance(func, PrimFunc) and variable.name_hint in records:
+            noted.update_func(variable, func.with_attr(RECORD_ATTRIBUTE, json.dumps(records[variable.name_hint])))
     return noted
 
 

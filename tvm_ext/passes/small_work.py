@@ -19,14 +19,13 @@ import tvm_ffi
 from tvm import relax, s_tir, tirx
 from tvm.tirx import IntImm
 
+from tvm_ext.passes.kernel_extents import extents_of_calls
 from tvm_ext.relax_utils import LOWER, STEP_OPERATIONS, UPPER, substitute
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.tasks import WORK_ATTRIBUTE, operations_worth_a_fork
 from tvm_ext.schedules.kernel.blocks import is_spatial, top_blocks
 from tvm_ext.schedules.kernel.operations import operations_of
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE, new_schedule
-
-_CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 
 UNDECIDED = 4
 """A kernel whose smallest work is less than one part in so many of what is worth a fork is written in both ways.
@@ -94,35 +93,27 @@ def _is_known(func: tirx.PrimFunc, work: Any) -> bool:
 
 def _extents(mod: tvm.IRModule, attribute: str) -> dict[Any, list[dict[Any, Any]]]:
     """Give the smallest or largest extents of the kernels, by variable or name, for each call of a kernel."""
-    found: dict[Any, list[dict[Any, Any]]] = {}
-    for function in mod.functions.values():
-        if not isinstance(function, relax.Function):
-            continue
-        limits = (function.attrs or {}).get(attribute) or {}
-        bounds = {str(name): max(int(bound), 1) for name, bound in limits.items()}
 
-        def call(node: Any, bounds: dict[str, int] = bounds) -> None:
-            callee = node.args[0] if node.op == _CALL_TIR else None
-            func = mod.functions.get(callee) if isinstance(callee, tvm.ir.GlobalVar) else None
-            if isinstance(func, tirx.PrimFunc) and isinstance(node.args[1], relax.Tuple):
-                found.setdefault(callee, []).append(_bound_extents(func, node, bounds))
+    def limits(function: relax.Function) -> dict[str, int]:
+        given = (function.attrs or {}).get(attribute) or {}
+        return {str(name): max(int(bound), 1) for name, bound in given.items()}
 
-        tvm_ffi.structural_walk(function.body, [(tvm.ir.Call, call)])
-    return found
+    return extents_of_calls(mod, limits)
 
 
-def _bound_extents(func: tirx.PrimFunc, call: Any, bounds: dict[str, int]) -> dict[Any, Any]:
-    results = call.ty_args[0]
-    types = [*(item.ty for item in call.args[1].fields), *(getattr(results, "fields", None) or [results])]
-    named = {name: tirx.const(bound, "int64") for name, bound in bounds.items()}
-    bound: dict[Any, Any] = dict(named)  # a kernel may name extents of the function that calls it
-    for tensor, given in zip(filter(tirx.is_buffer_var, func.params), types, strict=False):
-        if getattr(given, "shape", None) is None:
-            continue
-        for extent, value in zip(tensor.ty.shape, given.shape.values, strict=False):
-            if isinstance(extent, tvm.ir.Var):
-                bound[extent] = substitute(value, {v: named[v.name] for v in _variables([value]) if v.name in named})
-    return bound
+def as_run_with(func: tirx.PrimFunc, known: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc:
+    """Write a scheduled kernel of open extents for those of one run only.
+
+    Parameters
+    ----------
+    func : PrimFunc
+    known : PrimFunc
+        The kernel with these extents, before it was scheduled.
+    """
+    work = operations(known, machine)
+    if machine.cores == 1 or not isinstance(work, IntImm) or int(work) >= operations_worth_a_fork(machine):
+        return func
+    return _changed(func, lambda loop: _with_kind(loop, tirx.ForKind.SERIAL))
 
 
 def _numbers(work: Any, calls: Iterable[dict[Any, Any]] | None, least: int | None = None) -> list[int]:

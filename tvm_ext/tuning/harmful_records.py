@@ -35,21 +35,22 @@ class NetworkTimes:
         With it, as a compilation now takes it.
     left_alone : tuple of str
         Kernels with which it was slower, and which keep the schedules of their own rules.
-    extents : tuple of (str, int)
-        What open extents of its inputs were.
+    sizes : tuple of mapping from str to int
+        What open extents of its inputs were; a time is that of a run with each of them.
     """
 
     before: float
     found: float
     after: float
     left_alone: tuple[str, ...] = ()
-    extents: tuple[tuple[str, int], ...] = ()
+    sizes: tuple[Mapping[str, int], ...] = ()
 
     def sentence(self) -> str:
         """Say what was found."""
         turns = "timed in turns"
-        if self.extents:
-            turns += f" with {', '.join(f'{name} = {size}' for name, size in self.extents)}"
+        if self.sizes:
+            spelled = (", ".join(f"{name} = {extent}" for name, extent in size.items()) for size in self.sizes)
+            turns += f" with {' and then '.join(spelled)}"
         if not self.left_alone:
             return f"the whole network takes {_spelled(self.after)} tuned and {_spelled(self.before)} untuned, {turns}"
         count = len(self.left_alone)

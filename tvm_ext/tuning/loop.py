@@ -7,7 +7,7 @@ the search that belongs to the target's measurer, and notes what came of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +52,7 @@ def tune(
     compare: str | Path | None = None,
     store_features: bool = False,
     confirm: bool = True,
+    sizes: Sequence[Mapping[str, int]] = (),
     progress: Callable[[TuningResult], None] = lambda result: None,
 ) -> TuningResult:
     """Tune the kernels of a Relax module.
@@ -81,6 +82,10 @@ def tune(
         See :class:`~tvm_ext.tuners.metaschedule.strategy.TunerStrategy`.
     confirm : bool
         Whether the whole network is timed at the end; two compilations and a few seconds.
+    sizes : sequence of mapping from str to int
+        That a model with open extents is tuned for, by the names of its dimensions: its kernels get several versions,
+        and which one runs is decided by the extents of a run. By default a small, a middling and a large size; see
+        :func:`tvm_ext.tuning.sizes.sizes_to_tune`.
     progress : callable
         Called when the kernels are known, and after every batch.
 
@@ -94,13 +99,14 @@ def tune(
     OutputError
         If the folder cannot be written.
     OptionError
-        If there is a measurer, or store features, for a target that is tuned by counting.
+        If there is a measurer, or store features, for a target that is tuned by counting; if sizes are none of the
+        model's.
     """
     start = time.perf_counter()
     check_database(Path(work_dir))
     if read_choices(Path(work_dir)):  # of a search over the whole network: they decide which kernels there are
         options = replace(options, work_dir=str(work_dir))
-    search = _search_of(mod, target, options, measurer, store_features, confirm)
+    search = _search_of(mod, target, options, measurer, store_features, confirm, sizes)
     if compare is not None:
         _note_earlier(search, Path(compare))
     folder = Path(work_dir)
@@ -126,11 +132,14 @@ def _search_of(
     measurer: Measurer | None,
     store_features: bool,
     confirm: bool,
+    sizes: Sequence[Mapping[str, int]],
 ) -> Search:
     counting = backend_of(target).measurer
     if counting is None:
-        return TimedSearch(mod, target, options, measurer, store_features, confirm)
+        return TimedSearch(mod, target, options, measurer, store_features, confirm, sizes)
     counter = counting(target)
+    if sizes:
+        raise OptionError(f"{target} is tuned with fixed extents: leave out sizes, and give them when importing")
     if measurer is not None or store_features:
         raise OptionError(f"{target} is tuned with {counter.name}: leave out measurer and store_features")
     return CountedSearch(mod.mod if isinstance(mod, ImportedModel) else mod, counter)

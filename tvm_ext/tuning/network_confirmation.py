@@ -26,20 +26,17 @@ from tvm_ext.compiler import generate_code, lower
 from tvm_ext.database.answers import leaving_alone
 from tvm_ext.database.marks import Identity, identity, known_networks, left_alone, note_left_alone, note_network
 from tvm_ext.database.tuned_schedules import record_of
-from tvm_ext.errors import InputError, TvmExtError, TvmExtWarning, first_line
+from tvm_ext.errors import TvmExtError, TvmExtWarning, first_line
 from tvm_ext.frontend.imported import ImportedModel
 from tvm_ext.inputs import random_inputs
 from tvm_ext.options import PipelineOptions
 from tvm_ext.system.threads import in_threads, is_given_up, threads
-from tvm_ext.tensor_spec import TensorSpec
 from tvm_ext.tuning.harmful_records import NetworkTimes, harmful_records
 from tvm_ext.tuning.side_by_side import Clock, Laps, Ratio, Run, in_turns
+from tvm_ext.tuning.sizes import sizes_to_tune
 
 SECONDS, LONGER = 1.0, 3
 """The turns of a network take about so long, and so many times as long where the tuned one seems slower."""
-
-OPEN_EXTENT = 64
-"""What open extents of inputs are, where their ranges allow it."""
 
 WATCHED = 15
 """Runs of each network in which kernels are timed."""
@@ -97,6 +94,8 @@ class NetworkConfirmation:
         Seconds.
     seconds : float, optional
         Time of the turns of a network; :data:`SECONDS` by default.
+    sizes : sequence of mapping from str to int, optional
+        Of open dimensions: a run is one with each of them. By default those that kernels are tuned for.
     """
 
     def __init__(
@@ -109,11 +108,13 @@ class NetworkConfirmation:
         count: int | None = None,
         clock: Clock = time.perf_counter,
         seconds: float | None = None,
+        sizes: Sequence[Mapping[str, int]] | None = None,
     ) -> None:
         self._imported, self._target, self._folder, self._network = imported, target, folder, network
         self._options = replace(options, work_dir=str(folder), dump_dir=None)
         self._count, self._clock = count or threads(), clock
         self._seconds = SECONDS if seconds is None else seconds
+        self._sizes = sizes_to_tune(imported) if sizes is None else sizes
         self._device = tvm.runtime.Device(target.get_target_device_type(), 0)
 
     def is_due(self, database: ms.Database, kernels: Sequence[tvm.IRModule]) -> bool:
@@ -175,7 +176,7 @@ class NetworkConfirmation:
         changed = tuned.changed(plain)
         if not changed:
             return None
-        given, extents = self._arguments()
+        given, sizes = self._arguments()
         machines: dict[frozenset[Identity] | None, relax.VirtualMachine] = {}
 
         def machine(left: frozenset[Identity] | None, anew: bool) -> relax.VirtualMachine:
@@ -205,25 +206,26 @@ class NetworkConfirmation:
             raise _OnlyTunedFails(frozenset(changed.values()), error) from error
         finding = harmful_records(set(changed.values()), compare, in_place)
         names = tuple(name for name, record in changed.items() if record in finding.left)
-        return NetworkTimes(finding.before, finding.found, finding.after, names, extents), finding.left
+        return NetworkTimes(finding.before, finding.found, finding.after, names, sizes), finding.left
 
     def _lowered(self, left: Collection[Identity] | None) -> Lowered:
         with leaving_alone(left):
             return Lowered.of(lower(self._imported.mod, self._target, self._options)[0])
 
-    def _run_of(self, machine: relax.VirtualMachine, given: Sequence[Any]) -> Run:
+    def _run_of(self, machine: relax.VirtualMachine, given: Sequence[Sequence[Any]]) -> Run:
         main = machine["main"]
 
         def run() -> None:
             if is_given_up():
                 raise KeyboardInterrupt
-            main(*given)
+            for inputs in given:
+                main(*inputs)
             self._device.sync()
 
         return run
 
     def _where_they_run(
-        self, pair: Sequence[relax.VirtualMachine], given: Sequence[Any], changed: Mapping[str, Identity]
+        self, pair: Sequence[relax.VirtualMachine], given: Sequence[Sequence[Any]], changed: Mapping[str, Identity]
     ) -> dict[Identity, Ratio]:
         """Time kernels in both networks, run by run in turns; all that have one record together."""
         laps: tuple[dict[Identity, list[float]], ...] = ({}, {})
@@ -250,22 +252,14 @@ class NetworkConfirmation:
         both = [record for record in laps[0] if len(laps[0][record]) == len(laps[1].get(record, ())) == WATCHED]
         return {record: Ratio.of(laps[1][record], laps[0][record]) for record in both}
 
-    def _arguments(self) -> tuple[list[Any], tuple[tuple[str, int], ...]]:
-        """Make inputs; gives the open extents that they have, too."""
+    def _arguments(self) -> tuple[list[list[Any]], tuple[dict[str, int], ...]]:
+        """Make the inputs of a run for each size; gives the sizes, too."""
         specs, conditions = self._imported.inputs, self._imported.conditions
-        try:
-            made = random_inputs(specs, 0, _middling(specs), conditions)
-            given = arguments(specs, made, self._device, conditions)
-        except InputError:  # they do not fit together
-            made = random_inputs(specs, 0, None, conditions)
-            given = arguments(specs, made, self._device, conditions)
-        extents = {
-            name: size
-            for spec in specs
-            for name, size in zip(spec.shape, made[spec.name].shape, strict=True)
-            if isinstance(name, str) and name.isidentifier()
-        }
-        return given, tuple(extents.items())
+        given = []
+        for size in self._sizes or [{}]:
+            made = random_inputs(specs, 0, size, conditions)
+            given.append(arguments(specs, made, self._device, conditions))
+        return given, tuple(map(dict, self._sizes))
 
 
 class _OnlyTunedFails(Exception):
@@ -292,20 +286,3 @@ def _fastest(database: ms.Database, kernels: Sequence[tvm.IRModule]) -> list[Ide
 
 def _is_faster(laps: Sequence[Laps]) -> bool:
     return Ratio.of(laps[1], laps[0]).high < 1.0
-
-
-def _middling(specs: Sequence[TensorSpec]) -> dict[str, int]:
-    """Choose middling values for open extents, but not for batches: with the least, a network is not what it is for.
-
-    A batch is what inputs of more than one axis begin with. The only axis of an input is a batch where others begin
-    with it; else it may be a signal or a sequence, and is taken for one.
-    """
-    batches = {spec.shape[0] for spec in specs if len(spec.shape) > 1}
-    wanted: dict[str, int] = {}
-    for spec in specs:
-        for axis, extent in enumerate(spec.shape):
-            is_length = axis > 0 or (len(spec.shape) == 1 and extent not in batches)
-            if is_length and isinstance(extent, str) and extent.isidentifier():
-                low, high = (spec.ranges[axis] if spec.ranges else None) or (1, None)
-                wanted[extent] = max(low, OPEN_EXTENT if high is None else min(OPEN_EXTENT, high))
-    return wanted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,6 +22,7 @@ from tvm_ext.tuners.metaschedule.numbers import numbers_of
 from tvm_ext.tuners.metaschedule.strategy import median_seconds
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 from tvm_ext.tuners.shared_model import Peers
+from tvm_ext.tuning.open_kernels import copies_to_tune
 
 DEFAULT_OPTIONS = PipelineOptions()
 
@@ -47,8 +48,11 @@ def kernels_to_tune(
     target: tvm.target.Target,
     here: bool = True,
     options: PipelineOptions = DEFAULT_OPTIONS,
+    sizes: Sequence[Mapping[str, int]] = (),
 ) -> list[Task]:
     """List the kernels of a Relax module that our rules schedule with something to choose, most arithmetic first.
+
+    A kernel of open extents is listed for each of the sizes.
 
     Parameters
     ----------
@@ -56,6 +60,8 @@ def kernels_to_tune(
         Whether candidates are run on this machine.
     options : PipelineOptions
         Those the model will be compiled with: they decide which kernels there are.
+    sizes : sequence of mapping from str to int
+        Of the open dimensions of the model; see :func:`tvm_ext.tuning.sizes.sizes_to_tune`.
 
     Raises
     ------
@@ -77,12 +83,17 @@ def kernels_to_tune(
             mod = phase_pass(mod)
         network = network_of(mod, target)
         mod = prepare_kernels(backend.rules)(mod)
+        copies = list(copies_to_tune(mod, target, backend.rules, sizes))
     tasks = []
     for found in ms.relax_integration.extract_tasks(mod, target):
         workload = found.dispatched[0]
         space = _space(workload, target)
         if space is not None and space.space.size > 1:
             tasks.append(Task(str(found.task_name), space, int(found.weight), network))
+    for copy in copies:
+        space = _space(copy.mod, target)
+        if space is not None and space.space.size > 1:
+            tasks.append(Task(copy.name, space, copy.calls, network))
     # Few trials go where most of the arithmetic is.
     return sorted(tasks, key=_work, reverse=True)
 

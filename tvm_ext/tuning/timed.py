@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from tvm_ext.tuning.harmful_records import NetworkTimes
 from tvm_ext.tuning.network_confirmation import NetworkConfirmation
 from tvm_ext.tuning.result import KernelResult, TuningResult
 from tvm_ext.tuning.search import Course, Request, Search
+from tvm_ext.tuning.sizes import sizes_to_tune
 from tvm_ext.tuning.tasks import Task, earlier_kernels, kernels_to_tune
 
 ELSEWHERE = (
@@ -62,6 +63,8 @@ class TimedSearch(Search):
         See :class:`~tvm_ext.tuners.metaschedule.strategy.TunerStrategy`.
     confirms : bool
         Whether the whole network is compared with the untuned one at the end.
+    sizes : sequence of mapping from str to int
+        That kernels of open extents are tuned for; see :func:`tvm_ext.tuning.sizes.sizes_to_tune`.
 
     Raises
     ------
@@ -77,12 +80,14 @@ class TimedSearch(Search):
         measurer: Measurer | None = None,
         store_features: bool = False,
         confirms: bool = True,
+        sizes: Sequence[Mapping[str, int]] = (),
     ) -> None:
         self._target, self._measurer, self._store_features = target, measurer, store_features
         self._model, self._options, self._confirms = model, options, confirms
+        self._sizes = sizes_to_tune(model, sizes) if isinstance(model, ImportedModel) else []
         mod = model.mod if isinstance(model, ImportedModel) else model
         self._here = measurer is None or measurer.is_here
-        self._tasks = kernels_to_tune(mod, target, here=self._here, options=options)
+        self._tasks = kernels_to_tune(mod, target, here=self._here, options=options, sizes=self._sizes)
         if not self._tasks:
             raise TuningError(
                 "none of the model's kernels has a schedule with something to choose: there is nothing to tune"
@@ -137,6 +142,7 @@ class TimedSearch(Search):
             self._tasks[0].network,
             self._count(measurer),
             time.thread_time if alone else time.perf_counter,
+            sizes=self._sizes,
         )
 
     def _confirmation(self) -> Confirmation:

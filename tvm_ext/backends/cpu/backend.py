@@ -55,6 +55,7 @@ from tvm_ext.passes.lone_lanes import lone_lanes
 from tvm_ext.passes.named_bfloat16 import named_bfloat16
 from tvm_ext.passes.named_extents import named_extents
 from tvm_ext.passes.numbers_apart import numbers_apart
+from tvm_ext.passes.open_copies import write_open_copies
 from tvm_ext.passes.open_reshapes import RESHAPE_LEGALIZATIONS
 from tvm_ext.passes.order_of_nan import order_of_nan
 from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
@@ -237,7 +238,7 @@ CPU = Backend(
     | RESIZE_LEGALIZATIONS
     | INDEXING_LEGALIZATIONS
     | RESHAPE_LEGALIZATIONS,
-    kernel_passes=lambda: (vector_code(), tile_state(), fixed_vectors()),
+    kernel_passes=lambda: (write_open_copies(RULES), vector_code(), tile_state(), fixed_vectors()),
     refuses=tile_refusal,
     machine=machine_of,
     numbers=_numbers,
