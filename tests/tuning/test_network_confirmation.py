@@ -30,7 +30,6 @@ from tvm_ext.errors import InputError
 from tvm_ext.frontend.imported import ImportedModel
 from tvm_ext.options import PipelineOptions
 from tvm_ext.system.threads import in_threads, is_given_up, threads
-from tvm_ext.tensor_spec import TensorSpec
 from tvm_ext.tuners.measure.measurer import Measurer
 from tvm_ext.tuners.measure.worker import Timing
 from tvm_ext.tuners.recipes import recipe
@@ -253,21 +252,6 @@ def test_whatever_fails_is_noted_and_what_was_measured_stays(
     assert from_database(mod, tmp_path) == set(names)
     again = tune(mod, native_target(), tmp_path, 1, recipe("random"), measurer=measurer)
     assert again.network is not None, "it is compared by the next run"
-
-
-@pytest.mark.parametrize(
-    ("shapes", "expected"),
-    [
-        ([("n",)], {"n": 64}),  # a signal
-        ([("batch", 3, "side"), ("batch",)], {"side": 64}),  # lengths, one for each of a batch
-        ([("batch", "length"), ("length",)], {"length": 64}),
-    ],
-)
-def test_what_open_extents_are(shapes: list[tuple[str | int, ...]], expected: dict[str, int]) -> None:
-    specs = [TensorSpec(str(number), shape, "float32") for number, shape in enumerate(shapes)]
-    assert network_confirmation._middling(specs) == expected
-    ranged = TensorSpec("x", ("n",), "float32", ranges=((100, 200),))
-    assert network_confirmation._middling([ranged]) == {"n": 100}
 
 
 def test_it_can_be_left_out(measurer: Measurer, tmp_path: Path) -> None:

@@ -83,8 +83,9 @@ class TimedSearch(Search):
         sizes: Sequence[Mapping[str, int]] = (),
     ) -> None:
         self._target, self._measurer, self._store_features = target, measurer, store_features
-        self._model, self._options, self._confirms = model, options, confirms
-        self._sizes = sizes_to_tune(model, sizes) if isinstance(model, ImportedModel) else []
+        self._model = model if isinstance(model, ImportedModel) else import_model(model)
+        self._options, self._confirms = options, confirms
+        self._sizes = sizes_to_tune(self._model, sizes)
         mod = model.mod if isinstance(model, ImportedModel) else model
         self._here = measurer is None or measurer.is_here
         self._tasks = kernels_to_tune(mod, target, here=self._here, options=options, sizes=self._sizes)
@@ -132,10 +133,9 @@ class TimedSearch(Search):
         return network is not None and network.is_due(self._database, self._mods())
 
     def _network(self, measurer: Measurer | None) -> NetworkConfirmation:
-        model = self._model if isinstance(self._model, ImportedModel) else import_model(self._model)
         alone = measurer is not None and measurer.threads == 1 and measurer.timing.by_processor
         return NetworkConfirmation(
-            model,
+            self._model,
             self._target,
             self._options,
             self._folder,
