@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import tvm
-from tvm import tirx
+from tvm import relax, tirx
 from tvm.tirx import PrimFunc
 
 from tvm_ext.passes.exact_reductions import initialize_open_reductions
@@ -53,7 +54,7 @@ def copies_to_tune(
     mod = initialize_open_reductions()(mod)
     found: dict[tuple[str, tuple[int, ...]], tuple[PrimFunc, str, int]] = {}
     for size in sizes:
-        calls = extents_of_calls(mod, lambda _function, size=size: size)
+        calls = extents_of_calls(mod, partial(_always, size))
         text = ", ".join(f"{name}={extent}" for name, extent in size.items())
         here: dict[tuple[str, tuple[int, ...]], int] = {}
         for variable, bound in calls.items():
@@ -71,6 +72,11 @@ def copies_to_tune(
             chosen[name] = schedule is not None and picks_of(schedule.mod["main"]) is not None
             if chosen[name]:
                 yield OpenCopy(f"{name} ({text})", tvm.IRModule({"main": copy}), count)
+
+
+def _always(size: Mapping[str, int], _function: relax.Function) -> Mapping[str, int]:
+    """Give the extents of all functions: those have the names of the model's dimensions."""
+    return size
 
 
 def _numbers(func: PrimFunc, known: Mapping[object, object]) -> tuple[int, ...] | None:
