@@ -167,6 +167,7 @@ class _Kernel:
             with T.serial(ZERO, count, annotations={SIMD_ATTRIBUTE: self.lanes}) as x:
                 self.epilogue.store(self.vector[x], [*index, column + x])
 
+        left: Any = tirx.min(last - column, whole(self.lanes))
         if isinstance(last, tirx.IntImm):
             rest = int(last) % (self.lanes * self.vectors) - c * self.lanes  # columns for it in the last group
             if int(last) % (self.lanes * self.vectors) == 0 or rest >= self.lanes:
@@ -176,11 +177,15 @@ class _Kernel:
                 if rest > 0:
                     part(whole(rest))
                 return
+            # A vector that is not whole is one of the last group, whose columns are a number: of ``group``, which is
+            # read from memory, nothing is known that would keep the part inside of the vector.
+            left = whole(max(rest, 0))
         with T.If(column + self.lanes <= last):
             with T.Then():
                 vector()
-            with T.Else():
-                part(tirx.min(last - column, whole(self.lanes)))
+            if not (isinstance(left, tirx.IntImm) and int(left) == 0):
+                with T.Else():
+                    part(left)
 
     def _numbered(self, batch: Any, row: Any) -> list[Any]:
         """Give the index of a row among all of the axes before the last, the axes before them being 0.

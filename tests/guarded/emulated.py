@@ -94,6 +94,10 @@ MIXED_SIGNS = Emulator(
 """AArch64 that multiplies unsigned by signed bytes."""
 
 
+_OPTIONS = PipelineOptions(memory="stock", flush_denormals=False)
+"""The virtual machine calls each kernel: segments, which call several, would hide them."""
+
+
 def build_runner(emulator: Emulator, folder: Path) -> Path:
     """Compile the program that runs kernels."""
     return emulator.build(_SOURCE, folder / "emulated_kernels")
@@ -164,7 +168,7 @@ def _lowered(module: tvm.IRModule, target: tvm.target.Target) -> tuple[tvm.IRMod
     """Lower a module: as it is when its kernels are made, and as it is compiled."""
     fused = module
     with target:
-        for phase, lower in phase_passes(target, PipelineOptions(flush_denormals=False)):
+        for phase, lower in phase_passes(target, _OPTIONS):
             module = lower(module)
             if phase.name == "fuse":
                 fused = module
@@ -177,7 +181,7 @@ def _calls(fused: tvm.IRModule, inputs: list[np.ndarray]) -> list[tuple[str, lis
     kernels = {var.name_hint for var, func in fused.functions.items() if isinstance(func, tirx.PrimFunc)}
     wanted = ("lower", "memory", "finalize")
     with host:
-        for phase, lower in phase_passes(host, PipelineOptions(flush_denormals=False)):
+        for phase, lower in phase_passes(host, _OPTIONS):
             if phase.name in wanted:
                 fused = lower(fused)
     machine = relax.VirtualMachine(tvm.compile(fused, host, relax_pipeline=tvm.transform.Sequential([])), tvm.cpu())

@@ -19,6 +19,7 @@ import tvm_ext  # noqa: F401  (registers the pipeline)
 from tests.guarded.cases import TARGETS, Sample, draw
 from tests.guarded.pages import arrays_of, run_guarded
 from tvm_ext.frontend import import_model
+from tvm_ext.memory.relax.segment_code import SEGMENT_ATTRIBUTE
 from tvm_ext.passes.vector_code import UNPROVED_ATTRIBUTE
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 
@@ -41,25 +42,33 @@ def run(family: str, seed: int, level: str, before: Callable[[str, str], None]) 
     target = TARGETS[level]
     try:
         sample, module = _sample(family, seed)
-        with target:
-            module = relax.get_pipeline("tvm_ext")(module)
-        kernels = {var.name_hint: func for var, func in module.functions.items() if isinstance(func, tirx.PrimFunc)}
-        executable = tvm.compile(module, target, relax_pipeline=tvm.transform.Sequential([]))
+        compiled = [_compiled(module, target, None)]
+        if any(func.attrs and SEGMENT_ATTRIBUTE in func.attrs for func in compiled[0][0].values()):
+            # A segment calls its kernels itself, on memory of its own: here the virtual machine calls each of them.
+            compiled.append(_compiled(module, target, "stock"))
     except Exception as error:  # whatever a phase raised
         return {"refused": f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:300]}"}
-    unproved = [
-        f"{name}: {func.attrs[UNPROVED_ATTRIBUTE]}"
-        for name, func in kernels.items()
-        if func.attrs and UNPROVED_ATTRIBUTE in func.attrs
-    ]
-    result, runs = run_guarded(executable, set(kernels), list(sample.inputs), before)
-    rules = {name: str((func.attrs or {}).get(RULE_ATTRIBUTE, "none")) for name, func in kernels.items()}
-    return {
-        "rules": [rules[name] for name in dict.fromkeys(run.name for run in runs)],
-        "faults": [f"{run.name} ({run.place}): {run.fault}" for run in runs if run.fault],
-        "wrong": _difference(sample, result),
-        "unproved": unproved,
-    }
+    found: dict[str, Any] = {"rules": [], "faults": [], "wrong": "", "unproved": []}
+    for kernels, executable in compiled:
+        found["unproved"] += [
+            f"{name}: {func.attrs[UNPROVED_ATTRIBUTE]}"
+            for name, func in kernels.items()
+            if func.attrs and UNPROVED_ATTRIBUTE in func.attrs
+        ]
+        result, runs = run_guarded(executable, set(kernels), list(sample.inputs), before)
+        rules = {name: str((func.attrs or {}).get(RULE_ATTRIBUTE, "none")) for name, func in kernels.items()}
+        found["rules"] += [rules[name] for name in dict.fromkeys(run.name for run in runs)]
+        found["faults"] += [f"{run.name} ({run.place}): {run.fault}" for run in runs if run.fault]
+        found["wrong"] = found["wrong"] or _difference(sample, result)
+    return found
+
+
+def _compiled(module: tvm.IRModule, target: tvm.target.Target, memory: str | None) -> tuple[dict[str, Any], Any]:
+    """Compile a module; its kernels by name, and the executable."""
+    with target:
+        module = relax.get_pipeline("tvm_ext", memory=memory)(module)
+    kernels = {var.name_hint: func for var, func in module.functions.items() if isinstance(func, tirx.PrimFunc)}
+    return kernels, tvm.compile(module, target, relax_pipeline=tvm.transform.Sequential([]))
 
 
 def _sample(family: str, seed: int) -> tuple[Sample, tvm.IRModule]:

@@ -11,6 +11,7 @@ from tvm import relax, tirx
 
 import tvm_ext
 from tvm_ext.layout.relax.open_products import open_products
+from tvm_ext.passes.vector_code import UNPROVED_ATTRIBUTE
 from tvm_ext.target import resolve_target
 
 SIZES = (0, 1, 3, 7, 17, 31, 33, 127)
@@ -48,6 +49,19 @@ def test_rows_that_are_open(dtype: str, columns: int) -> None:
     for rows, batch in [(size, 1) for size in SIZES] + [(5, 2), (700, 1), (0, 3), (3, 0)]:
         a = rng.standard_normal((batch, rows, 19)).astype(dtype)
         np.testing.assert_allclose(model.run([a])["output"], a @ weight, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "columns"), [("x86-64-v2", (17, 33)), ("haswell", (49, 65)), ("skylake-avx512", (131, 200))]
+)
+def test_columns_that_leave_a_part_of_a_vector_in_the_last_of_several_tiles(cpu: str, columns: tuple[int, ...]) -> None:
+    target = tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": 1})
+    for count in columns:
+        weight = np.ones((19, count), "float32")
+        with target:
+            mod = relax.get_pipeline("tvm_ext")(module([[1, tirx.Var("m", "int64"), 19]], weight, False, "float32"))
+        (product,) = (func for var, func in mod.functions.items() if var.name_hint == "open_product")
+        assert UNPROVED_ATTRIBUTE not in product.attrs, (count, product.attrs[UNPROVED_ATTRIBUTE])
 
 
 @pytest.mark.parametrize("transposed", [False, True])
