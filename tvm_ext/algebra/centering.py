@@ -110,7 +110,8 @@ class _Search:
         return width if isinstance(width, int) and width > 1 and tensor.dtype.startswith("float") else 0
 
     def _is_constant(self, name: str) -> bool:
-        return self._graph.tensors[name].kind == "constant"
+        """Whether a tensor is a constant in place; one that a variable or a view stands for has no values to change."""
+        return self._graph.tensors[name].kind == "constant" and name not in self._graph.producer
 
     def _is_made_of(self, name: str, centred: set[str]) -> bool:
         """Whether a tensor has mean zero once the tensors in the set have, and its constants are centred."""

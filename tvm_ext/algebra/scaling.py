@@ -265,7 +265,8 @@ class _Search:
         return shape is not None and (alone or prod(shape) <= _SMALL)
 
     def _is_constant(self, name: str) -> bool:
-        return self._graph.tensors[name].kind == "constant"
+        """Whether a tensor is a constant in place; one that a variable or a view stands for has no values to change."""
+        return self._graph.tensors[name].kind == "constant" and name not in self._graph.producer
 
     def _shape(self, name: str) -> tuple[int, ...] | None:
         shape = self._graph.tensors[name].shape

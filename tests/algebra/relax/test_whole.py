@@ -163,3 +163,26 @@ def test_other_types_keep_their_factors(dtype: str) -> None:
         builder.emit_func_output(result)
     _, report = rewritten(builder.get())
     assert report.scaled == 0
+
+
+def test_constants_that_are_reshaped_first() -> None:
+    """Importers reshape the bias of a convolution: factors go to the constant itself, not to what stands for it."""
+
+    def make(emit: Any, x: Any) -> Any:
+        bias = emit(op.reshape(weight(5), (1, 5, 1, 1)))
+        scaled = emit(op.multiply(x, emit(op.reshape(weight(3), (1, 3, 1, 1)))))
+        sums = emit(op.add(emit(op.nn.conv2d(scaled, weight(5, 3, 3, 3), padding=1)), bias))
+        return emit(op.multiply(sums, const(0.25)))
+
+    def stream(emit: Any, x: Any) -> Any:
+        rows = emit(op.add(emit(op.matmul(x, weight(3, 7))), emit(op.reshape(weight(7), (1, 7)))))
+        return emit(op.subtract(rows, emit(op.mean(rows, [-1], keepdims=True))))
+
+    for case, shape, scaled in ((make, (1, 3, 9, 7), 1), (stream, (4, 3), 0)):
+        mod = build(case, shape)
+        values = [np.random.default_rng(0).standard_normal(shape).astype("float32")]
+        report = AlgebraReport()
+        after = rewrite_algebra("strict", report)(mod)
+        assert (report.scaled, report.centred) == (scaled, 0)
+        for got, wanted in zip(*(run(tvm.compile(each, TARGET), values) for each in (after, mod)), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
