@@ -109,6 +109,18 @@ class Node:
             self.refuse(f"input {name} has an unknown shape, a fixed one is needed; bind the model's input shapes")
         return tuple(int(dim) if isinstance(dim, tvm.tirx.IntImm) else dim for dim in dims.values)
 
+    def fixed(self, dim: Any, name: str, axis: int) -> int:
+        """Require a fixed number of elements along an axis of an input whose other extents may be open.
+
+        Raises
+        ------
+        UnsupportedOperatorError
+            If it is open.
+        """
+        if not isinstance(dim, int):
+            self.refuse(f"input {name} has {dim} elements along axis {axis}, a fixed number is needed")
+        return dim
+
     def array(self, value: Any) -> np.ndarray | None:
         """Value of an input if it is known now, else None."""
         if isinstance(value, relax.Var) and value.name in self.parameters[1]:
