@@ -31,6 +31,9 @@ LARGEST = 2**31 - 1
 
 _LARGEST_TRIED = 256
 
+_FARTHEST = 512
+"""How far from what was given sizes are looked for that a model takes."""
+
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "ceil": math.ceil,
     "float": float,
@@ -192,10 +195,30 @@ def check_conditions(conditions: Sequence[str], specs: Sequence[TensorSpec], ext
         if not _value(code, known):
             concerned = [spec.name for spec in specs if names & _symbols(spec)]
             found = " and ".join(f"{name} = {extent}" for name, extent in known.items())
+            taken = _nearest(conditions, specs, known_extents, sorted(names))
             raise InputError(
-                f"input {', '.join(concerned)}: {found} where the model was exported under the condition {condition}; "
-                "give other extents, or export the model anew with example inputs like these"
+                f"input {', '.join(concerned)}: {found} where the model needs {condition}; give "
+                f"{f'sizes that it takes ({taken})' if taken else 'other sizes'}, or export the model anew with "
+                "example inputs like these"
             )
+
+
+def _nearest(
+    conditions: Sequence[str], specs: Sequence[TensorSpec], extents: Mapping[str, int], names: Sequence[str]
+) -> str:
+    """Say which sizes fulfil all conditions, the nearest below and above of each dimension, the others as they are."""
+    least, most, _ = limits_of_symbols(specs)
+    found = []
+    for name in names:
+        size, low, high = extents[name], least.get(name, 1), most.get(name, LARGEST)
+        sides = (range(size - 1, max(low, size - _FARTHEST) - 1, -1), range(size + 1, min(high, size + _FARTHEST) + 1))
+        near = [
+            next((other for other in side if all(holds(c, {**extents, name: other}) for c in conditions)), None)
+            for side in sides
+        ]
+        if sizes := " or ".join(str(other) for other in near if other is not None):
+            found.append(f"{name} = {sizes}")
+    return ", or ".join(found)
 
 
 def _symbols(spec: TensorSpec) -> set[str]:

@@ -133,7 +133,7 @@ class TestConditions:
         for count in (4, 8, 34):
             expected = rows(count).reshape(-1, 2, 3).sum(1)
             np.testing.assert_array_equal(compiled.run([rows(count)])["output"], expected)
-        with pytest.raises(InputError, match=r"input x: \w+ = 9 where the model was exported under the condition 3"):
+        with pytest.raises(InputError, match=r"input x: \w+ = 9 where the model needs 3"):
             compiled.run([rows(9)])
         with pytest.raises(InputError):
             compiled.run([rows(1)])  # where a condition divides by zero
@@ -198,7 +198,7 @@ def test_conditions_on_floats() -> None:
             np.testing.assert_array_equal(compiled.run([rows(count)])["output"], rows(count)[: int(count * 0.7)] * 2)
         else:
             assert int(count * 0.7) != 6
-            with pytest.raises(InputError, match=r"exported under the condition trunc\("):
+            with pytest.raises(InputError, match=r"the model needs trunc\("):
                 compiled.run([rows(count)])
     assert int(10 * 0.7) == 7  # where no double is 7 / 10
     assert "0.7" in guard
