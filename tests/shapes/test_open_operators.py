@@ -94,11 +94,25 @@ def test_automatic_padding_in_steps_of_one() -> None:
     check(model, *({"x": (2, 3, *size)} for size in ((1, 1), (2, 33), (7, 5))))
 
 
-@pytest.mark.parametrize("call", ["Conv<{}>(x, k)", "MaxPool<kernel_shape = [3, 3], {}>(x)"])
-def test_automatic_padding_that_depends_on_a_size_is_refused(call: str) -> None:
-    attributes = 'strides = [2, 2], auto_pad = "SAME_UPPER"'
-    model = graph(f"g (float[n,3,h,w] x) => (float[n,c,p,q] y) {{ y = {call.format(attributes)} }}", k=KERNEL)
-    with pytest.raises(UnsupportedOperatorError, match="automatic padding in steps of 2 depends on extent h"):
+def test_automatic_padding_in_longer_steps() -> None:
+    model = graph(
+        "g (float[n,3,h,w] x) => (float[n,5,p,q] y, float[n,5,r,s] z) "
+        '{ a = Conv<strides = [2, 3], auto_pad = "SAME_UPPER">(x, k) '
+        'y = MaxPool<kernel_shape = [3, 2], strides = [2, 2], auto_pad = "SAME_LOWER">(a) '
+        'b = Conv<strides = [2, 2], auto_pad = "SAME_LOWER">(x, k) '
+        'z = MaxPool<kernel_shape = [1, 1], strides = [2, 2], auto_pad = "SAME_UPPER">(b) }',
+        k=KERNEL,
+    )
+    check(model, *({"x": (2, 3, *size)} for size in ((1, 1), (2, 33), (7, 5), (8, 16), (9, 4))))
+
+
+@pytest.mark.parametrize(
+    ("call", "kernel"), [("AveragePool<kernel_shape = [3, 3], {}>(x)", 3), ("MaxPool<kernel_shape = [2, 2], {}>(x)", 2)]
+)
+def test_automatic_padding_that_depends_on_a_size_is_refused(call: str, kernel: int) -> None:
+    attributes = f'strides = [{5 - kernel}, {5 - kernel}], auto_pad = "SAME_UPPER"'
+    model = graph(f"g (float[n,3,h,w] x) => (float[n,c,p,q] y) {{ y = {call.format(attributes)} }}")
+    with pytest.raises(UnsupportedOperatorError, match=r"in steps of \d depends on extent h"):
         tvm_ext.import_model(model, dynamic="*")
     tvm_ext.import_model(model, input_shapes={"x": (1, 3, 8, 9)})
 

@@ -222,7 +222,9 @@ def test_parts_of_one_element_have_one() -> None:
     for extent in (AUTO, torch.export.Dim("n", min=2, max=130)):
         check(Parts(), cases, ({0: AUTO, 1: extent},))
     program = torch.export.export(Parts(), cases[2], dynamic_shapes=({0: AUTO, 1: AUTO},))
-    with pytest.raises(InputError, match=r"x_1 = 0 where the model needs x_1 >= 1; give sizes that it takes \(x_1 = 1\)"):
+    with pytest.raises(
+        InputError, match=r"x_1 = 0 where the model needs x_1 >= 1; give sizes that it takes \(x_1 = 1\)"
+    ):
         tvm_ext.compile(program).run([np.zeros((2, 0, 7), "float32")])
     program = torch.export.export(Parts(), cases[2], dynamic_shapes=({0: AUTO, 1: AUTO(min=3)},))
     assert not [text for text in tvm_ext.import_model(program).conditions if "x_1 >=" in text]

@@ -12,6 +12,7 @@ from tvm_ext.dynamic import LARGEST_EXTENT
 from tvm_ext.frontend.onnx.ops.base import Converter, Node, constant, dtype_of, emit, multiply, subtract
 from tvm_ext.frontend.onnx.ops.computed_parts import slice_at_run_time
 from tvm_ext.frontend.onnx.ops.extents import as_tensor, listed, slice_by_extents
+from tvm_ext.frontend.onnx.ops.open_padding import depends_on_size, padded_at_run_time
 from tvm_ext.frontend.onnx.ops.selections import max_pool_with_indices
 
 _POOL_OPSET = 12
@@ -54,7 +55,7 @@ def _padded_by_hand(node: Node, x: Any, kernel: list[int]) -> dict[str, Any]:
     ones = [1] * len(sizes)
     strides, dilations = node.integers("strides", ones), node.integers("dilations", ones)
     for axis, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
-        if not isinstance(size, int) and stride != 1:
+        if depends_on_size(size, (kernel[axis] - 1) * dilations[axis] + 1, stride):
             node.refuse(
                 f"its automatic padding in steps of {stride} depends on extent {size}, which is open; bind the model's "
                 "input shapes, or export the model with the padding written out"
@@ -62,6 +63,28 @@ def _padded_by_hand(node: Node, x: Any, kernel: list[int]) -> dict[str, Any]:
         sizes[axis] = size if isinstance(size, int) else 1  # padding in steps of one is the same for all sizes
     pads = same_padding(sizes, kernel, strides, dilations, node.text("auto_pad") == "SAME_UPPER")
     return {"pads": pads, "auto_pad": b"NOTSET"}
+
+
+def _padded(
+    node: Node, bb: relax.BlockBuilder, inputs: Any, kernel: list[int], filling: Any
+) -> tuple[dict[str, Any], list[Any]]:
+    """Give attributes that write the automatic padding out, and operands, padded where the sizes of a run decide.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+        If the sizes decide and padding is no value.
+    """
+    sizes = node.dims(inputs[0], "X")[2:]
+    ones = [1] * len(sizes)
+    strides, dilations = node.integers("strides", ones), node.integers("dilations", ones)
+    reaches = [(extent - 1) * dilation + 1 for extent, dilation in zip(kernel, dilations, strict=True)]
+    is_placed = node.attributes.get("tvm_custom", {}).get("num_outputs", 1) > 1
+    if filling == "none" or is_placed or not any(map(depends_on_size, sizes, reaches, strides)):
+        return dict(node.attributes) | _padded_by_hand(node, inputs[0], kernel), inputs
+    padded = padded_at_run_time(node, bb, inputs[0], reaches, strides, filling)
+    written = {"pads": [0] * 2 * len(sizes), "auto_pad": b"NOTSET"}
+    return dict(node.attributes) | written, onnx_frontend.onnx_input([padded, *list(inputs)[1:]])
 
 
 def _rounded_up_by_padding(node: Node, x: Any) -> dict[str, Any]:
@@ -88,7 +111,7 @@ class Conv(Converter):
             isinstance(dim, int) for dim in node.dims(inputs[0], "X")
         ):
             kernel = node.integers("kernel_shape", node.shape(inputs[1], "W")[2:])
-            attributes |= _padded_by_hand(node, inputs[0], kernel)
+            attributes, inputs = _padded(node, bb, inputs, kernel, 0.0)
         return onnx_frontend.Conv.get_converter(11)(bb, inputs, attributes, node.parameters)
 
 
@@ -96,13 +119,15 @@ class _Pool(Converter):
     """A pooling operator with its automatic padding written out."""
 
     stock: Any
+    filling: Any = "none"
+    """What padding may hold that each run computes: None is the lowest value of the type."""
 
     @classmethod
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the pooled tensor."""
         attributes = dict(node.attributes)
         if node.text("auto_pad", "NOTSET") in _SAME:
-            attributes |= _padded_by_hand(node, inputs[0], node.integers("kernel_shape"))
+            attributes, inputs = _padded(node, bb, inputs, node.integers("kernel_shape"), cls.filling)
         elif node.integer("ceil_mode", 0):
             attributes |= cls.rounded_up(node, inputs[0])
         pooled = cls.stock.get_converter(_POOL_OPSET)(bb, inputs, attributes, node.parameters)
@@ -125,6 +150,7 @@ class MaxPool(_Pool):
     """Maximum over windows, and where it is if that is asked for."""
 
     stock = onnx_frontend.MaxPool
+    filling = None
 
     @classmethod
     def with_indices(
@@ -172,6 +198,7 @@ class LpPool(_Pool):
     """Norm over windows."""
 
     stock = onnx_frontend.LpPool
+    filling = 0.0
 
     @classmethod
     def rounded_up(cls, node: Node, x: Any) -> dict[str, Any]:
