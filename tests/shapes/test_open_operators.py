@@ -100,7 +100,7 @@ def test_automatic_padding_in_longer_steps() -> None:
         '{ a = Conv<strides = [2, 3], auto_pad = "SAME_UPPER">(x, k) '
         'y = MaxPool<kernel_shape = [3, 2], strides = [2, 2], auto_pad = "SAME_LOWER">(a) '
         'b = Conv<strides = [2, 2], auto_pad = "SAME_LOWER">(x, k) '
-        'z = MaxPool<kernel_shape = [1, 1], strides = [2, 2], auto_pad = "SAME_UPPER">(b) }',
+        'z = MaxPool<kernel_shape = [2, 3], strides = [2, 3], auto_pad = "SAME_UPPER">(b) }',
         k=KERNEL,
     )
     check(model, *({"x": (2, 3, *size)} for size in ((1, 1), (2, 33), (7, 5), (8, 16), (9, 4))))
