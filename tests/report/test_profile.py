@@ -209,6 +209,11 @@ def test_command(tmp_path: Path) -> None:
     found = json.loads(real_command("profile", model, "--runs", "2", "--json").stdout)
     assert found["calls"]
     assert found["kernel_seconds"] > 0
+    graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]), tmp_path / "open.onnx")
+    np.save(tmp_path / "rows.npy", np.zeros((5, 64), "float32"))
+    rows = ("--dynamic", "n=1..9", "--input", f"x={tmp_path / 'rows.npy'}")
+    assert "cpu.open_product" in real_command("profile", tmp_path / "open.onnx", "--runs", "2", *rows).stdout
     np.save(tmp_path / "x.npy", np.zeros((1, 2), "float32"))
     real_command("profile", model, "--input", f"x={tmp_path / 'x.npy'}").error(5, "x")
 

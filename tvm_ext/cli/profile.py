@@ -10,6 +10,7 @@ import click
 from tvm_ext.cli.calibrate import renew_calibration
 from tvm_ext.cli.common import (
     Shapes,
+    dynamic_option,
     given_options,
     json_flag,
     model_options,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @model_options
+@dynamic_option
 @click.option("--input", "inputs", multiple=True, metavar="[NAME=]FILE", help=".npy of one input, or .npz of several.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Seed of random inputs.")
 @click.option("--runs", default=20, show_default=True, type=click.IntRange(min=1), help="Runs that are timed.")
@@ -37,6 +39,7 @@ def command(
     model: Path,
     target: str,
     input_shapes: Shapes,
+    dynamic: str | None,
     inputs: tuple[str, ...],
     seed: int,
     runs: int,
@@ -64,6 +67,7 @@ def command(
             model,
             target,
             input_shapes=input_shapes or None,
+            dynamic=dynamic,
             progress=report,
             profile_runs=runs,
             arrays=arrays,

@@ -96,6 +96,15 @@ def inspect_model(
         )
     )
     imported_seconds = time.perf_counter() - start
+    notes = imported.notes
+    if (
+        profile_runs
+        and "memory" not in options
+        and any(isinstance(dim, str) for s in imported.inputs for dim in s.shape)
+    ):
+        # One function would call all kernels of open extents, unseen by what times them.
+        parsed = checked_options(options | {"memory": "stock"})
+        notes = (*notes, "kernels of open extents are called, and timed, one by one, with memory=stock")
     modules = {"import": imported.mod}
     groups, arithmetic = _ModuleBefore("FuseTIR"), _ModuleBefore("tvm_ext.RewriteAlgebra")
 
@@ -128,7 +137,7 @@ def inspect_model(
         versions=recorded_versions(),
         inputs=tuple((spec.name, _type_text(spec.dtype, spec.shape)) for spec in imported.inputs),
         outputs=tuple((spec.name, _type_text(spec.dtype, spec.shape)) for spec in imported.outputs),
-        notes=imported.notes,
+        notes=notes,
         operator_uses=sum(row.count for row in rows),
         flops={name: getattr(graph.flops, name) for name in ("multiply", "add", "other", "total")},
         unknown_flops=tuple(sorted({node.label for node in graph.unknown_flops})),
