@@ -1,8 +1,8 @@
 """Compare tuners that know what the hardware allows with those that do not, on landscapes that are known altogether.
 
 Run: python scripts/bench_hardware_aware.py [--validity] [--shares] [--glimpse] [--glimpse-bound]
-[--pretrained] [--graph] [--graph-bound] [--stock-space] [--rule-cost] [--rule-spaces] [--quick] [--workers N]
-[--json PATH]
+[--pretrained] [--graph] [--graph-bound] [--stock-space] [--rule-cost] [--rule-spaces] [--cpu-prior] [--acquisitions]
+[--quick] [--workers N] [--json PATH]
 
 All parts without a choice. Nothing is measured on this machine but the time of presampling, whole networks and TVM's
 design space (by the processor time of one thread): cycles are those of VTA's model, so that runs may go on beside other
@@ -27,8 +27,10 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np
 
+from scripts.acquisitions import acquisitions_part
 from scripts.glimpse.bound import bound_part
 from scripts.glimpse.compare import glimpse_part
+from scripts.glimpse.cpu_prior import cpu_prior_part
 from scripts.graph_bound import bound_part as graph_bound_part
 from scripts.graph_search import graph_part
 from scripts.pretrained_replay import pretrained_part
@@ -344,6 +346,8 @@ PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {
     "stock-space": stock_space_part,
     "rule-cost": rule_cost_part,
     "rule-spaces": rule_spaces_part,
+    "cpu-prior": cpu_prior_part,
+    "acquisitions": acquisitions_part,
 }
 
 

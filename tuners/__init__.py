@@ -18,6 +18,7 @@ def strategy(
     seed: int = 0,
     batch: int | None = None,
     initial: int | None = None,
+    acquisition: str | None = None,
     store_features: bool = False,
 ) -> Any:
     """Make a search strategy for ``strategy=`` of MetaSchedule's functions.
@@ -29,20 +30,24 @@ def strategy(
     seed : int
     batch, initial : int, optional
         Most candidates of an iteration; configurations measured before the cost model is used.
+    acquisition : str, optional
+        ``expected_improvement``, ``confidence_bound`` or ``thompson``: candidates are chosen by the mean and the spread
+        of what is predicted of them; else the best predicted come first.
     store_features : bool
         Whether the best predicted candidates are looked at again with TVM's per-store features.
 
     Raises
     ------
     OptionError
-        If there is no such tuner; the message lists those there are. If a number is out of range.
+        If there is no such tuner or acquisition function; the message lists those there are. If a number is out of
+        range.
     """
-    if seed < 0:
-        raise OptionError(f"seed is {seed}; expected 0 or more")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise OptionError(f"seed is {seed!r}; expected a whole number of 0 or more")
     from tvm_ext.tuners.metaschedule.strategy import TunerStrategy
     from tvm_ext.tuners.recipes import recipe
 
-    return TunerStrategy(recipe(tuner, batch, initial), seed, store_features=store_features)
+    return TunerStrategy(recipe(tuner, batch, initial, acquisition), seed, store_features=store_features)
 
 
 def chameleon(**options: Any) -> Any:

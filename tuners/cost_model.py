@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -36,6 +37,34 @@ class CostModel(Protocol):
 
     def scorer(self, space: ConfigSpace) -> Callable[[np.ndarray], np.ndarray]:
         """Give what predicts scores (n) of vectors (n × knobs), from nothing but :meth:`features`."""
+
+    def resampled(self, features: np.ndarray, scores: np.ndarray) -> Sequence[CostModel]:
+        """Give models like this one that learnt from other samples of the measurements: they tell how sure it is."""
+
+
+MEMBERS = 8
+"""Models whose predictions the mean and the spread are taken of."""
+
+
+def bootstrap(model: Any, features: np.ndarray, scores: np.ndarray) -> list[Any]:
+    """Give copies of a model, each trained on measurements drawn with replacement.
+
+    Scores are relative to the best measured one, so that each sample has it. What a model knew before anything was
+    measured is the same in all.
+
+    References
+    ----------
+    Breiman, "Bagging Predictors", Machine Learning 24, 1996.
+    """
+    rng, members = np.random.default_rng(len(scores)), []
+    for _ in range(MEMBERS):
+        member = copy.copy(model)
+        rows = rng.integers(0, len(scores), len(scores))
+        if len(rows):
+            rows[0] = int(np.argmax(scores))
+        member.fit(features[rows], scores[rows])
+        members.append(member)
+    return members
 
 
 @dataclass
@@ -121,6 +150,10 @@ class XGBoostModel:
     def scorer(self, space: ConfigSpace) -> Callable[[np.ndarray], np.ndarray]:
         """Predict as :meth:`predict` does, ten times as fast, from tables that are made now."""
         return TreeTables(self._booster, space.choice_features).predict
+
+    def resampled(self, features: np.ndarray, scores: np.ndarray) -> Sequence[CostModel]:
+        """See :func:`bootstrap`."""
+        return bootstrap(self, features, scores)
 
 
 @dataclass

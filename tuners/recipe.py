@@ -31,6 +31,8 @@ class Recipe:
         See :class:`~tvm_ext.tuners.tuner.Tuner`.
     validity_bonus, asks_first
         See there; what an oracle of the target is used for, beside the initialiser.
+    acquisition : str, optional
+        See there; the best predicted are handed to the sampler where it is left out.
     """
 
     explorer: Callable[[int], Explorer]
@@ -44,6 +46,7 @@ class Recipe:
     random_share: float = 0.05
     validity_bonus: float | None = None
     asks_first: bool = False
+    acquisition: str | None = None
 
     @property
     def shares(self) -> bool:
@@ -93,6 +96,7 @@ class Recipe:
             validity=Validity(space, oracle) if self.asks else None,
             validity_bonus=self.validity_bonus,
             asks_first=self.asks_first,
+            acquisition=self.acquisition,
         )
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from tvm_ext.backends.description import KernelDescription
 from tvm_ext.errors import OptionError, TuningError, candidates
+from tvm_ext.tuners.acquisition import check_acquisition
 from tvm_ext.tuners.cost_model import CostModel, TileModel
 from tvm_ext.tuners.described_model import DescribedModel
 from tvm_ext.tuners.explorers import Evolution, Exhaustive, Explorer, RandomSearch, SimulatedAnnealing
@@ -24,9 +25,8 @@ from tvm_ext.tuners.initialisers import (
     SpaceFillingInitialiser,
     ValidityInitialiser,
 )
-from tvm_ext.tuners.pretrained.artefact import Pretrained, shipped
-from tvm_ext.tuners.pretrained.model import PretrainedModel
-from tvm_ext.tuners.pretrained.recipe import LoopNestRecipe
+from tvm_ext.tuners.pretrained.artefact import Pretrained
+from tvm_ext.tuners.pretrained.recipe import LoopNestRecipe, PretrainedRecipe
 from tvm_ext.tuners.recipe import Recipe, as_recipe
 from tvm_ext.tuners.samplers import AdaptiveSampler, DiversitySampler, GreedySampler, ReducedSampler, Sampler
 from tvm_ext.tuners.shared_model import Peers, SharedModel
@@ -219,61 +219,6 @@ class GuidedRecipe(Recipe):
 
 
 @dataclass(frozen=True)
-class PretrainedRecipe(Recipe):
-    """Parts with a cost model that was trained on other networks' kernels; it learns from nothing where none was.
-
-    Attributes
-    ----------
-    artefact : Pretrained, optional
-        What was trained; that of the package if left out.
-    costs : bool
-        Whether the cost that a schedule rule estimates is heard, where a space tells it.
-    trees : bool
-        Whether what was trained is looked for at all.
-    fault : str
-        Why nothing could be read of the file that the artefact should have been.
-    """
-
-    artefact: Pretrained | None = None
-    costs: bool = True
-    trees: bool = True
-    fault: str = ""
-
-    @property
-    def shares(self) -> bool:
-        """Measurements of peers come between what was trained before and the space's own."""
-        return True
-
-    def tuner(
-        self,
-        space: ConfigSpace,
-        seed: int = 0,
-        peers: Peers | None = None,
-        oracle: Oracle | None = None,
-        description: KernelDescription | None = None,
-    ) -> Tuner:
-        """See :meth:`Recipe.tuner`; the tuner's notes say why no pretrained model is used."""
-        costs = self.costs and space.cost is not None
-        if not self.trees:
-            parts = replace(as_recipe(self), cost_model=lambda: PretrainedModel(costs=costs))
-            return parts.tuner(space, seed, peers, oracle, description)
-        try:
-            if self.fault:
-                raise TuningError(self.fault)
-            trained = (self.artefact or shipped()).of(space)
-            model = PretrainedModel(trained=trained, costs=costs)
-            trained.check_width(model.features(space, space.vectors([0])).shape[1])
-            remarks = []
-        except TuningError as error:
-            model = PretrainedModel(costs=costs)
-            begins = "begins with what the schedule rule estimates" if costs else "learns from nothing"
-            remarks = [f"no pretrained cost model is used: {error}; the tuner {begins}"]
-        tuner = replace(as_recipe(self), cost_model=lambda: model).tuner(space, seed, peers, oracle, description)
-        tuner.remarks += remarks
-        return tuner
-
-
-@dataclass(frozen=True)
 class DescribedRecipe(Recipe):
     """Parts with a cost model that sees what the target says of configurations, where it says anything.
 
@@ -360,21 +305,34 @@ RECIPES |= {
 }
 
 
-def recipe(name: str, batch: int | None = None, initial: int | None = None) -> Recipe:
-    """Look a recipe up, with another batch or another number of first configurations if wanted.
+def recipe(name: str, batch: int | None = None, initial: int | None = None, acquisition: str | None = None) -> Recipe:
+    """Look a recipe up, with another batch, number of first configurations or acquisition function if wanted.
+
+    Parameters
+    ----------
+    name : str
+    batch, initial : int, optional
+    acquisition : str, optional
+        A row of :data:`tvm_ext.tuners.acquisition.ACQUISITIONS`; else the best predicted come first.
 
     Raises
     ------
     OptionError
-        If there is none of that name; the message lists those there are. If a number is less than 1.
+        If there is none of that name; the message lists those there are. If a number is no integer of 1 or more. If the
+        recipe has no use for an acquisition function, or one of its own.
     """
-    if name not in RECIPES:
-        raise OptionError(f"unknown tuner {name!r}, {candidates(name, RECIPES)}")
+    if not isinstance(name, str) or name not in RECIPES:
+        raise OptionError(f"unknown tuner {name!r}, {candidates(str(name), RECIPES)}")
     for what, number in (("batch", batch), ("initial", initial)):
-        if number is not None and number < 1:
-            raise OptionError(f"{what} of tuner {name!r} is {number}; expected 1 or more configurations")
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise OptionError(f"{what} of tuner {name!r} is {number!r}; expected 1 or more configurations")
     row = RECIPES[name]
-    return replace(row, batch=batch or row.batch, initial=initial or row.initial)
+    if acquisition is not None:
+        check_acquisition(acquisition)
+        if isinstance(row, GuidedRecipe) or row.random_share >= 1:
+            has = "has one of its own" if isinstance(row, GuidedRecipe) else "draws at random"
+            raise OptionError(f"acquisition is {acquisition!r}, but tuner {name!r} {has}; leave it out")
+    return replace(row, batch=batch or row.batch, initial=initial or row.initial, acquisition=acquisition)
 
 
 def with_artefact(row: Recipe, name: str, path: Path) -> PretrainedRecipe:

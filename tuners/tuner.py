@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.errors import TuningError
+from tvm_ext.tuners.acquisition import ACQUISITIONS, check_acquisition
 from tvm_ext.tuners.cost_model import CostModel
 from tvm_ext.tuners.explorers.base import Exploration, Explorer, Score
 from tvm_ext.tuners.initialisers import EnumeratingInitialiser, Initialiser, Start
@@ -37,6 +38,9 @@ LEAST_BATCH = 4
 
 ASKED = 4
 """Where an oracle is asked beforehand, it is asked for so many times as many candidates as are needed."""
+
+ACQUIRED = 4
+"""An acquisition function orders so many times as many candidates as are needed: the best predicted among all."""
 
 GROWTH = 1.25
 """The cost model learns from its peers anew when these have made so many times as many measurements."""
@@ -89,6 +93,10 @@ class Tuner:
     asks_first : bool
         Whether the oracle is asked for every configuration before it is suggested: what it says does not work is not
         measured.
+    acquisition : str, optional
+        A row of :data:`tvm_ext.tuners.acquisition.ACQUISITIONS`: by mean and spread of what models predict that learnt
+        from samples of the measurements, it orders the candidates that the sampler chooses from. Without one the best
+        predicted come first.
     model_seconds : float
         What training the cost model has taken.
     remarks : list of str
@@ -119,6 +127,7 @@ class Tuner:
     validity: Validity | None = None
     validity_bonus: float | None = None
     asks_first: bool = False
+    acquisition: str | None = None
     measurements: list[Measurement] = field(default_factory=list)
     effort: Effort = field(default_factory=Effort)
     model_seconds: float = 0.0
@@ -131,6 +140,9 @@ class Tuner:
         self._learnt = 0
         self._asked_for_all = False
         self._table: ScoreTable | None = None
+        self._members: tuple[tuple[int, int], Sequence[CostModel]] | None = None
+        if self.acquisition is not None:
+            check_acquisition(self.acquisition)
         if self.peers is not None:
             self.peers.join(self.space, self.measurements)
 
@@ -216,6 +228,7 @@ class Tuner:
         best = self._array([row for row in ranked if row.score > 0][: self.batch])
         pool = self.batch * self.pool * (1 if self.rescorer is None else self.rescorer.pool)
         pool *= ASKED if self._asks else 1
+        pool *= ACQUIRED if self.acquisition is not None else 1
         exploration = self.explorer.explore(
             self.space,
             self._scorer(),
@@ -230,6 +243,9 @@ class Tuner:
             measured = [(row.vector, row.score) for row in self.measurements]
             vectors, scores = self.rescorer.best(self.space, measured, vectors, self.batch * self.pool)
         vectors, scores = self._working(vectors, scores)
+        if self.acquisition is not None and len(vectors):
+            order = ACQUISITIONS[self.acquisition](self.drawn(vectors), self._rng)[: self.batch * self.pool]
+            vectors, scores = vectors[order], scores[order]
         chosen = self.sampler.sample(self.space, vectors, scores, count, self._history, self._rng)[:count]
         taken = set(self._history.visited)
         strangers = int(self._rng.binomial(len(chosen), self.random_share))
@@ -239,6 +255,20 @@ class Tuner:
             chosen = np.concatenate([chosen, self._refined(best[:INCUMBENTS], refined, taken)])
         missing = max(strangers, 1 - len(chosen))
         return np.concatenate([chosen, self._strangers(missing, taken)])
+
+    def drawn(self, vectors: np.ndarray) -> np.ndarray:
+        """Give what models predict that learnt from samples of the measurements (models x n), of vectors (n x knobs).
+
+        Scores are relative to the best measured; their mean and their spread say what is known of a configuration.
+        """
+        known = len(self.measurements), self._learnt
+        if self._members is None or self._members[0] != known:
+            start = time.perf_counter()
+            members = self.cost_model.resampled(*self.examples(self.space, self.measurements))
+            self._members = known, members
+            self.model_seconds += time.perf_counter() - start
+        features = self.cost_model.features(self.space, vectors)
+        return np.array([member.predict(features) for member in self._members[1]], np.float64)
 
     def _scorer(self) -> Score:
         """Give what predicts the scores of vectors, with the bias that validity adds."""

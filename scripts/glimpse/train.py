@@ -103,16 +103,42 @@ def exported(network: nn.Sequential, mean: np.ndarray, scale: np.ndarray) -> Net
 
 
 def train_prior(keys: Sequence[Key], blueprint: Blueprint, epochs: int = EPOCHS) -> Network:
-    """Train the prior generator: relative speeds by regression, above all of what is fast; what works by likelihood."""
-    inputs, speeds, works = examples(keys, blueprint)
+    """Train the prior generator on landscapes of VTA."""
+    return fit_prior(*examples(keys, blueprint), epochs)
+
+
+def fit_prior(
+    inputs: np.ndarray,
+    speeds: np.ndarray,
+    works: np.ndarray,
+    epochs: int,
+    hidden: int = HIDDEN,
+    counting: np.ndarray | None = None,
+) -> Network:
+    """Train a prior generator: relative speeds by regression, above all of what is fast; what works by likelihood.
+
+    Parameters
+    ----------
+    inputs : array
+        Numbers of configuration, layer and machine (n x numbers).
+    speeds : array
+        Logarithms of the speeds (n) relative to the best of the kernel; of what does not work they do not count.
+    works : array of bool
+        Which of them work (n).
+    epochs, hidden : int
+        How often all are looked at; width of both hidden layers.
+    counting : array, optional
+        Logarithms of relative speeds (n) by which examples count, where ``speeds`` are what is left of them.
+    """
     mean, scale = inputs.mean(axis=0), inputs.std(axis=0)
     scale = np.where(scale > 1e-3, scale, 1.0)
     torch.manual_seed(SEED)
     torch.set_num_threads(1)
     table = torch.from_numpy((inputs - mean) / scale)
     wanted, valid = torch.from_numpy(speeds.astype(np.float32)), torch.from_numpy(works.astype(np.float32))
-    weight = valid * (1.0 + 8.0 * torch.exp(4.0 * wanted))
-    network = dense([inputs.shape[1], HIDDEN, HIDDEN, 2])
+    fast = torch.from_numpy((speeds if counting is None else counting).astype(np.float32))
+    weight = valid * (1.0 + 8.0 * torch.exp(4.0 * fast))
+    network = dense([inputs.shape[1], hidden, hidden, 2])
     optimizer = torch.optim.Adam(network.parameters(), 3e-3)
     steps = epochs * (len(table) // BATCH + 1)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
