@@ -1,8 +1,6 @@
 """Compare tuners that know what the hardware allows with those that do not, on landscapes that are known altogether.
 
-Run: python scripts/bench_hardware_aware.py [--validity] [--shares] [--glimpse] [--glimpse-bound]
-[--pretrained] [--graph] [--graph-bound] [--stock-space] [--rule-cost] [--rule-spaces] [--cpu-prior] [--acquisitions]
-[--quick] [--workers N] [--json PATH]
+Run: python scripts/bench_hardware_aware.py [--PART ...] [--quick] [--workers N] [--json PATH], parts as ``--help`` says
 
 All parts without a choice. Nothing is measured on this machine but the time of presampling, whole networks and TVM's
 design space (by the processor time of one thread): cycles are those of VTA's model, so that runs may go on beside other

@@ -72,7 +72,8 @@ def _normal(values: np.ndarray) -> np.ndarray:
 
 
 def _by(worth: Callable[[np.ndarray], np.ndarray]) -> Acquisition:
-    return lambda drawn, rng: np.argsort(-worth(drawn), kind="stable")
+    """Order candidates by their worth, and equals, as what is known not to improve, by their mean."""
+    return lambda drawn, rng: np.lexsort((-drawn.mean(axis=0), -worth(drawn)))
 
 
 ACQUISITIONS: Mapping[str, Acquisition] = {

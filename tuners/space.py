@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -36,12 +37,23 @@ class Knob:
     choices: tuple[Any, ...]
 
     def __post_init__(self) -> None:
+        if isinstance(self.choices, str) or not isinstance(self.choices, Sequence):
+            raise TuningError(f"choices of knob {self.name!r} are {self.choices!r}; expected a tuple of choices")
         if not self.choices:
             raise TuningError(f"knob {self.name!r} has no choices; a space needs at least one choice for each knob")
+        lengths = {len(choice) if isinstance(choice, tuple) else 0 for choice in self.choices}
+        if len(lengths) > 1:
+            raise TuningError(
+                f"choices of knob {self.name!r} have {', '.join(map(str, sorted(lengths)))} numbers (0 for none in a "
+                "tuple); expected tuples of equal length, or none"
+            )
 
     @classmethod
     def split(cls, name: str, extent: int, parts: int, largest_last: int | None = None) -> Knob:
         """Make the knob that divides a loop of ``extent`` iterations into ``parts`` nested loops."""
+        for what, number in (("extent", extent), ("parts", parts)):
+            if not isinstance(number, Integral) or number < 1:
+                raise TuningError(f"knob {name!r}: {what} is {number!r}; expected a whole number of 1 or more")
         return cls(name, factorizations(extent, parts, largest_last))
 
 
@@ -82,6 +94,8 @@ class ConfigSpace:
         context: Sequence[float] = (),
         processor: Sequence[float] = (),
     ) -> None:
+        if not all(isinstance(knob, Knob) for knob in knobs):
+            raise TuningError(f"a space is made of knobs, found {knobs!r}; expected Knob(name, choices) of each")
         if not knobs:
             raise TuningError("the space has no knobs, so there is nothing to tune")
         self.knobs, self.cost, self.family = tuple(knobs), cost, family
@@ -111,9 +125,9 @@ class ConfigSpace:
         if len(vector) != len(self.knobs):
             raise TuningError(f"a configuration of this space has {len(self.knobs)} entries, found {len(vector)}")
         for knob, choice in zip(self.knobs, vector, strict=True):
-            if not 0 <= choice < len(knob.choices):
+            if not isinstance(choice, Integral) or not 0 <= choice < len(knob.choices):
                 raise TuningError(
-                    f"knob {knob.name!r}: choice {choice} is not in the range 0 to {len(knob.choices) - 1}"
+                    f"knob {knob.name!r}: choice {choice!r} is not in the range 0 to {len(knob.choices) - 1}"
                 )
         return tuple(int(choice) for choice in vector)
 

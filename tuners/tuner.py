@@ -6,11 +6,12 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-from tvm_ext.errors import TuningError
+from tvm_ext.errors import OptionError, TuningError
 from tvm_ext.tuners.acquisition import ACQUISITIONS, check_acquisition
 from tvm_ext.tuners.cost_model import CostModel
 from tvm_ext.tuners.explorers.base import Exploration, Explorer, Score
@@ -134,6 +135,10 @@ class Tuner:
     remarks: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.space, ConfigSpace):
+            raise TuningError(f"a tuner is made for a ConfigSpace, found {self.space!r}")
+        if not isinstance(self.seed, Integral) or self.seed < 0:
+            raise OptionError(f"seed of a tuner is {self.seed!r}; expected a whole number of 0 or more")
         self._rng = np.random.default_rng(self.seed)
         self._history = History()
         self._model_is_current = False
@@ -156,6 +161,8 @@ class Tuner:
 
         Fewer come back when the sampler needs fewer; none when every configuration of the space was suggested.
         """
+        if not isinstance(count, Integral):
+            raise OptionError(f"suggest was asked for {count!r} configurations; expected a whole number")
         if count < 1 or len(self._history.visited) >= self.space.size:
             return []
         missing = self.initial - len(self.measurements)
@@ -177,9 +184,11 @@ class Tuner:
         Raises
         ------
         TuningError
-            If a configuration is not in the space.
+            If one is no measurement, or its configuration is not in the space.
         """
-        for result in results:
+        for result in results if isinstance(results, Iterable) else [results]:
+            if not isinstance(result, Measurement):
+                raise TuningError(f"update was given {result!r}; expected Measurement(vector, seconds) of each")
             vector = self.space.check(result.vector)
             key = self.space.index(vector)
             self.measurements.append(Measurement(vector, result.seconds, result.error))

@@ -37,6 +37,11 @@ def test_what_is_known_for_sure_improves_by_its_mean() -> None:
     assert expected_improvement(np.array([[0.5, 1.0, 1.25]] * 3)).tolist() == [0.0, 0.0, 0.25]
 
 
+def test_what_does_not_improve_is_ordered_by_its_mean() -> None:
+    order = ACQUISITIONS["expected_improvement"](np.array([[0.2, 0.9, 0.5]] * 4), np.random.default_rng(0))
+    assert order.tolist() == [1, 2, 0]
+
+
 def test_bounds_lie_above_the_mean_by_the_spread() -> None:
     assert confidence_bound(drawn(0.7, 0.2))[0] == pytest.approx(0.7 + 0.2 * CONFIDENCE)
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -113,8 +114,8 @@ class Measurer:
             "memory_bytes": memory_bytes,
         }
         for name, value in limits.items():
-            if value is not None and not value > 0:
-                raise OptionError(f"{name} of a measurer is {value}; expected a positive number")
+            if value is not None and (not isinstance(value, Real) or not value > 0):
+                raise OptionError(f"{name} of a measurer is {value!r}; expected a positive number")
         self.timing = timing or Timing()
         self.build_timeout, self.run_timeout = build_timeout, run_timeout
         self.threads = threads or physical_cores()

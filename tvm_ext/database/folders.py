@@ -24,7 +24,7 @@ from tvm_ext.database.files import (
 )
 from tvm_ext.database.repair import is_sound, repair
 from tvm_ext.database.store import FAILED_SECONDS, Lines, SharedDatabase, spelt, spelt_trace
-from tvm_ext.errors import OutputError, TuningError, TvmExtWarning, warn
+from tvm_ext.errors import OptionError, OutputError, TuningError, TvmExtWarning, warn
 from tvm_ext.system.cleanup import temporary_folder
 from tvm_ext.system.files import require_regular, write_atomically
 from tvm_ext.version import __version__
@@ -67,7 +67,7 @@ def check_database(folder: Path) -> None:
     _check_version(folder)
 
 
-def open_database(folder: Path) -> SharedDatabase:
+def open_database(folder: str | Path) -> SharedDatabase:
     """Open the database of a folder, or begin one.
 
     Lines that cannot be read, because a run was killed while it wrote or two of TVM's own writers were at work, are
@@ -79,7 +79,12 @@ def open_database(folder: Path) -> SharedDatabase:
         If the folder cannot be made or written.
     TuningError
         If nothing in the database can be read, or it was written by another TVM.
+    OptionError
+        If the folder is no path.
     """
+    if not isinstance(folder, str | os.PathLike):
+        raise OptionError(f"the folder of a database is {folder!r}; expected a path")
+    folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _check_version(folder)

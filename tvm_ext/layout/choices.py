@@ -24,6 +24,12 @@ FORMAT = 1
 FUSE, PROLOGUES = "option fuse", "option prologues"
 """Keys of options of the pipeline that change no values."""
 
+FORKS, FORK_OPTIONS = "option threads", ("as the rules", "one below two forks", "one below four forks")
+"""Key and options of the choice which of the kernels that a rule divides among threads run on one: those whose work is
+less than so many times what is worth a fork."""
+
+TIMES_A_FORK = dict(zip(FORK_OPTIONS, (1, 2, 4), strict=True))
+
 
 @dataclass(frozen=True)
 class Offer:

@@ -34,10 +34,16 @@ Code that is there twice is compiled twice.
 """
 
 
-def with_work(schedule_pass: tvm.transform.Pass) -> tvm.transform.Pass:
+def with_work(schedule_pass: tvm.transform.Pass, times: int = 1) -> tvm.transform.Pass:
     """Make a pass that schedules kernels, and notes around open parallel loops how much there is to do.
 
     Nothing is noted where a fork pays for all extents that there may be, or nearly so.
+
+    Parameters
+    ----------
+    times : int
+        Kernels of known extents that a rule divides among threads run on one if their work is less than so many times
+        what is worth a fork; 1 leaves that to the rules.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.WithWork")
@@ -51,6 +57,9 @@ def with_work(schedule_pass: tvm.transform.Pass) -> tvm.transform.Pass:
         smallest, largest = _extents(mod, LOWER), _extents(mod, UPPER)
         for global_var, func in scheduled.functions.items():
             before = mod.functions.get(global_var)
+            if times > 1 and _is_small(func, before, machine, times * enough):
+                updated.update_func(global_var, _on_one_thread(func))
+                continue
             work = _work(func, before, machine)
             if work is None:
                 continue
@@ -74,6 +83,24 @@ def _work(func: Any, before: Any, machine: Machine) -> Any:
         return None
     work = operations(before, machine)
     return work if _is_known(func, work) else None
+
+
+def _is_small(func: Any, before: Any, machine: Machine, enough: int) -> bool:
+    """Whether the work of a kernel that a rule took is known and less than enough."""
+    if not _took(func, before):
+        return False
+    work = operations(before, machine)
+    return isinstance(work, IntImm) and int(work) < enough
+
+
+def _on_one_thread(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Make the parallel loops of a kernel serial."""
+
+    def loop(node: Any, mutator: Any) -> Any:
+        found = mutator.default_mutate(node)
+        return _with_kind(found, tirx.ForKind.SERIAL) if node.kind == tirx.ForKind.PARALLEL else found
+
+    return tvm_ffi.structural_mutate(func, [(tirx.For, loop)])
 
 
 def _took(func: Any, before: Any) -> bool:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 import tvm
 
@@ -100,8 +102,9 @@ def tune(
         If the folder cannot be written.
     OptionError
         If there is a measurer, or store features, for a target that is tuned by counting; if sizes are none of the
-        model's.
+        model's; if module, recipe or trials are something else.
     """
+    _check(mod, trials, recipe)
     start = time.perf_counter()
     check_database(Path(work_dir))
     if read_choices(Path(work_dir)):  # of a search over the whole network: they decide which kernels there are
@@ -123,6 +126,17 @@ def tune(
         reasons = {result.error for result in search.kernels if result.error}
         raise TuningError(f"no candidate could be measured: {next(iter(reasons), 'nothing was tried')}")
     return outcome
+
+
+def _check(mod: Any, trials: Any, recipe: Any) -> None:
+    if not isinstance(mod, tvm.IRModule | ImportedModel):
+        raise OptionError(f"what is to be tuned is {mod!r}; expected a module or what tvm_ext.import_model gives")
+    if not isinstance(recipe, Recipe):
+        raise OptionError(
+            f"recipe is {recipe!r}; expected a recipe, such as tvm_ext.tuners.recipes.recipe('evolution_expected')"
+        )
+    if isinstance(trials, bool) or not isinstance(trials, Integral) or trials < 0:
+        raise OptionError(f"trials is {trials!r}; expected a whole number of 0 or more")
 
 
 def _search_of(

@@ -30,11 +30,12 @@ from tvm_ext.database.folders import note_version, open_database
 from tvm_ext.errors import OptionError, TargetError, TvmExtError
 from tvm_ext.frontend.imported import ImportedModel
 from tvm_ext.inputs import random_inputs
-from tvm_ext.layout.choices import CHOICES, FUSE, PROLOGUES, Offer, read_choices, write_choices
+from tvm_ext.layout.choices import CHOICES, FORK_OPTIONS, FORKS, FUSE, PROLOGUES, Offer, read_choices, write_choices
 from tvm_ext.layout.relax.neighbours import neighbouring_convolutions
 from tvm_ext.layout.relax.offers import offers_of
 from tvm_ext.options import PipelineOptions
 from tvm_ext.pipeline import phase_passes
+from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.system.compile_lock import one_at_a_time
 from tvm_ext.tuning.joint_choices import Trial, next_network, to_confirm
 from tvm_ext.tuning.side_by_side import Clock, Ratio, Run, in_turns
@@ -114,13 +115,15 @@ def _surveyed(
                 break
             mod = phase_pass(mod)
     found = sorted(offers_of(mod), key=lambda offer: -offer.work)
-    return (*found, *_of_options(options)), neighbours
+    return (*found, *_of_options(options, target)), neighbours
 
 
-def _of_options(options: PipelineOptions) -> Iterator[Offer]:
+def _of_options(options: PipelineOptions, target: tvm.target.Target) -> Iterator[Offer]:
     """Choices that are options of the pipeline, and change no values."""
     yield Offer(FUSE, ("stock", "mapping-type"), options.fuse)
     yield Offer(PROLOGUES, ("on", "off"), "on" if options.prologues else "off")
+    if machine_of(target).cores > 1:
+        yield Offer(FORKS, FORK_OPTIONS, FORK_OPTIONS[0])
 
 
 def tune_network(

@@ -23,7 +23,7 @@ from tvm_ext.fusion.relax.excitations import fuse_excitations
 from tvm_ext.fusion.relax.inverted_residuals import fuse_inverted_residuals
 from tvm_ext.fusion.relax.pools import fuse_pools
 from tvm_ext.fusion.relax.prologues import fuse_prologues
-from tvm_ext.layout.choices import FUSE, PROLOGUES, Choices
+from tvm_ext.layout.choices import FORK_OPTIONS, FORKS, FUSE, PROLOGUES, TIMES_A_FORK, Choices
 from tvm_ext.layout.relax.blocked_layout import blocked_layout
 from tvm_ext.layout.relax.few_bits import few_bit_weights
 from tvm_ext.layout.relax.grouped_pointwise import grouped_pointwise
@@ -148,13 +148,14 @@ def _fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions)
 
 
 def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
+    forks = Choices.of(options.work_dir).decide(FORKS, FORK_OPTIONS, FORK_OPTIONS[0])
     return [
         # Traces in a database begin at prepared kernels.
         initialize_open_reductions(),
         restrict_kernels(),
         prepare_kernels(backend.rules),
         *common.schedule(backend, target, options),
-        with_work(apply_schedule_rules(backend.rules)),
+        with_work(apply_schedule_rules(backend.rules), TIMES_A_FORK[forks]),
     ]
 
 
