@@ -43,7 +43,7 @@ def strategy(
         range.
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise OptionError(f"seed is {seed!r}; expected a whole number of 0 or more")
+        raise OptionError(f"seed is {seed!r}; expected 0 or more")
     from tvm_ext.tuners.metaschedule.strategy import TunerStrategy
     from tvm_ext.tuners.recipes import recipe
 

@@ -154,7 +154,7 @@ def test_a_damaged_artefact_of_the_package_is_told_and_passed_over(monkeypatch: 
     def damaged() -> Pretrained:
         raise TuningError("cpu_kernels.npz: no pretrained cost model can be read from it (cut short)")
 
-    monkeypatch.setattr("tvm_ext.tuners.recipes.shipped", damaged)
+    monkeypatch.setattr("tvm_ext.tuners.pretrained.recipe.shipped", damaged)
     tuner = unseen(None, ConfigSpace([Knob("a", tuple(range(9)))]))
     assert "cut short" in tuner.notes[0]
     assert "learns from nothing" in tuner.notes[0]
