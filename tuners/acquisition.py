@@ -55,7 +55,7 @@ def thompson(drawn: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     members, count = drawn.shape
     rankings = np.argsort(-drawn, axis=1, kind="stable")
     at, left, order = np.zeros(members, dtype=np.int64), np.ones(count, dtype=bool), []
-    for member in rng.integers(0, members, count).tolist():
+    for member in rng.integers(0, members, size=(count,)):
         while not left[rankings[member, at[member]]]:
             at[member] += 1
         chosen = rankings[member, at[member]]

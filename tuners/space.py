@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -52,7 +51,7 @@ class Knob:
     def split(cls, name: str, extent: int, parts: int, largest_last: int | None = None) -> Knob:
         """Make the knob that divides a loop of ``extent`` iterations into ``parts`` nested loops."""
         for what, number in (("extent", extent), ("parts", parts)):
-            if not isinstance(number, Integral) or number < 1:
+            if not isinstance(number, int | np.integer) or number < 1:
                 raise TuningError(f"knob {name!r}: {what} is {number!r}; expected a whole number of 1 or more")
         return cls(name, factorizations(extent, parts, largest_last))
 
@@ -125,7 +124,7 @@ class ConfigSpace:
         if len(vector) != len(self.knobs):
             raise TuningError(f"a configuration of this space has {len(self.knobs)} entries, found {len(vector)}")
         for knob, choice in zip(self.knobs, vector, strict=True):
-            if not isinstance(choice, Integral) or not 0 <= choice < len(knob.choices):
+            if not isinstance(choice, int | np.integer) or not 0 <= choice < len(knob.choices):
                 raise TuningError(
                     f"knob {knob.name!r}: choice {choice!r} is not in the range 0 to {len(knob.choices) - 1}"
                 )

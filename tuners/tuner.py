@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -137,7 +136,7 @@ class Tuner:
     def __post_init__(self) -> None:
         if not isinstance(self.space, ConfigSpace):
             raise TuningError(f"a tuner is made for a ConfigSpace, found {self.space!r}")
-        if not isinstance(self.seed, Integral) or self.seed < 0:
+        if not isinstance(self.seed, int | np.integer) or self.seed < 0:
             raise OptionError(f"seed of a tuner is {self.seed!r}; expected a whole number of 0 or more")
         self._rng = np.random.default_rng(self.seed)
         self._history = History()
@@ -161,7 +160,7 @@ class Tuner:
 
         Fewer come back when the sampler needs fewer; none when every configuration of the space was suggested.
         """
-        if not isinstance(count, Integral):
+        if not isinstance(count, int | np.integer):
             raise OptionError(f"suggest was asked for {count!r} configurations; expected a whole number")
         if count < 1 or len(self._history.visited) >= self.space.size:
             return []
