@@ -56,6 +56,7 @@ from tvm_ext.passes.named_bfloat16 import named_bfloat16
 from tvm_ext.passes.named_extents import named_extents
 from tvm_ext.passes.numbers_apart import numbers_apart
 from tvm_ext.passes.open_copies import write_open_copies
+from tvm_ext.passes.open_phases import open_phases
 from tvm_ext.passes.open_reshapes import RESHAPE_LEGALIZATIONS
 from tvm_ext.passes.order_of_nan import order_of_nan
 from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
@@ -101,6 +102,7 @@ def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOption
     all_embedded = [embed_operators(offers, window_cost(machine), relayout, margin=1.0)] if everything else []
     return [
         transposed_phases(),
+        open_phases(),
         grouped_pointwise(),
         # A shuffle of channels precedes what it is read in, as what other kernels copy does.
         *([planes()] if options.prologues else []),
