@@ -19,6 +19,9 @@ FUNCTION_OPERATIONS = 10
 STEP_OPERATIONS = "tvm_ext.step_operations"
 """Attribute of a kernel whose first operand has steps and sequences in front: operations of vectors for one of each."""
 
+INDEPENDENT_IMAGES = "tvm_ext.independent_images"
+"""Attribute of a function that gives for some images of a batch what it gives for all: the name of their number."""
+
 LOWER, UPPER = "tir_var_lower_bound", "tir_var_upper_bound"
 """Attributes of a function: bounds of symbolic variables by name, both included, as TVM's memory planner reads them."""
 

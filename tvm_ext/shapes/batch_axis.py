@@ -131,11 +131,35 @@ def prove_reshape(before: Sequence[Any], after: Sequence[Any], batch: tirx.Var) 
     old, new = images_of(before, batch), images_of(after, batch)
     if old is None or new is None:
         raise MixedImagesError("the batch gets lost, or appears, in a reshape")
-    analyzer = tvm.sym.Analyzer()
-    outside = _product(before[: old.axis]) - _product(after[: new.axis])
-    inside = _product(before[old.axis + 1 :]) * old.rows - _product(after[new.axis + 1 :]) * new.rows
-    if not (_is_zero(analyzer, outside) and _is_zero(analyzer, inside)):
+    outside = before[: old.axis], after[: new.axis]
+    inside = [*before[old.axis + 1 :], old.rows], [*after[new.axis + 1 :], new.rows]
+    if not (_is_same_product(*outside) and _is_same_product(*inside)):
         raise MixedImagesError("a reshape mixes images")
+
+
+def _is_same_product(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether two products are equal; TVM simplifies none of quotients, so that equal factors are left out before."""
+    left: list[Any] = []
+    right = _factors(other)
+    for factor in _factors(one):
+        equal = next((index for index, item in enumerate(right) if tvm_ffi.structural_equal(item, factor)), None)
+        if equal is None:
+            left.append(factor)
+        else:
+            del right[equal]
+    return _is_zero(tvm.sym.Analyzer(), _product(left) - _product(right))
+
+
+def _factors(extents: Sequence[Any]) -> list[Any]:
+    found: list[Any] = []
+    waiting = [tirx.const(extent, "int64") if isinstance(extent, int) else extent for extent in extents]
+    while waiting:
+        extent = waiting.pop()
+        if isinstance(extent, prim.Mul):
+            waiting += [extent.a, extent.b]
+        else:
+            found.append(extent)
+    return found
 
 
 def _product(extents: Sequence[Any]) -> Any:

@@ -27,22 +27,28 @@ class OperatorProof:
     batch : tvm.tirx.Var
     customized : mapping from str to function
         Rules of operators that go before TVM's own.
+    others : bool
+        Whether images may have open extents, too.
     """
 
-    def __init__(self, mod: tvm.IRModule, batch: tirx.Var, customized: Mapping[str, Legalization]) -> None:
+    def __init__(
+        self, mod: tvm.IRModule, batch: tirx.Var, customized: Mapping[str, Legalization], others: bool = False
+    ) -> None:
         self._mod = mod
         self._batch = batch
         self._customized = customized
+        self._others = others
 
     def prove(self, value: Any) -> bool | None:
         """Say whether an image-wise value reduces; None for any other value, also one without images.
 
-        One with a second open extent is such another one: the images of a loop have to be of a known size.
+        One with a second open extent is such another one, unless these are allowed: the images of a loop have to be of
+        a known size.
         """
         try:
             shapes = self._shapes(value)
             images = [images_of(shape, self._batch) for shape in shapes]
-            if not any(images) or self._has_other_extents(value, shapes):
+            if not any(images) or (not self._others and self._has_other_extents(value, shapes)):
                 return None
             if isinstance(value, relax.Var):
                 return False

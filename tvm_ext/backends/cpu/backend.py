@@ -76,13 +76,17 @@ from tvm_ext.quantized.relax.integer_arithmetic import integer_arithmetic
 from tvm_ext.schedules.cpu import RULES
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.rule import apply_schedule_rules, prepare_kernels
+from tvm_ext.shapes.independent_images import independent_images
 from tvm_ext.shapes.open_batch import open_batch
 
 
 def _canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     arithmetic = [single_precision(), order_of_nan(), running_sums()]
     return common.inference_form(
-        [open_batch(FLOAT_LEGALIZATIONS | INDEXING_LEGALIZATIONS)],
+        [
+            open_batch(FLOAT_LEGALIZATIONS | INDEXING_LEGALIZATIONS),
+            independent_images(FLOAT_LEGALIZATIONS | INDEXING_LEGALIZATIONS),
+        ],
         [integer_arithmetic(), few_bit_weights()],
         [*common.rewritten(options), *arithmetic, *common.flushed(options)],
     )

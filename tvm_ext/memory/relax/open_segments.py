@@ -26,15 +26,15 @@ from tvm import relax, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvm_ext.memory.open_arena import ALIGNMENT, OpenArenaPlan, plan_open_arena, verify_open_arena
+from tvm_ext.memory.open_arena import OpenArenaPlan, plan_open_arena, verify_open_arena
+from tvm_ext.memory.relax.image_parts import ImageParts, part_bytes
+from tvm_ext.memory.relax.segment_body import Body, Tensor, put, simple
 from tvm_ext.memory.relax.segment_code import (
-    allocated_workspace,
     can_be_described,
-    free_workspace,
     segment_attributes,
-    stack_array,
 )
-from tvm_ext.relax_utils import static_shape, substitute
+from tvm_ext.relax_utils import INDEPENDENT_IMAGES, UPPER, static_shape, substitute
+from tvm_ext.schedules.cpu.machine import machine_of
 
 LEAST_CALLS = 2
 """Kernels that a segment calls at least."""
@@ -65,32 +65,6 @@ def open_segments() -> tvm.transform.Pass:
 
 
 @dataclass
-class _Tensor:
-    """A tensor of a segment.
-
-    Attributes
-    ----------
-    var : relax.Var or constant
-        Its allocation, or what comes from outside.
-    shape : list
-    dtype : str
-    steps : list of int
-        Calls that touch it.
-    internal : bool
-        Whether it has its place in the arena.
-    name : str
-        There.
-    """
-
-    var: Any
-    shape: list[Any]
-    dtype: str
-    steps: list[int] = field(default_factory=list)
-    internal: bool = False
-    name: str = ""
-
-
-@dataclass
 class _Segment:
     """Bindings that one function takes the place of."""
 
@@ -103,6 +77,7 @@ class _Function:
 
     def __init__(self, mod: tvm.IRModule, func: relax.Function, builder: relax.BlockBuilder) -> None:
         self._mod, self._func, self._builder = mod, func, builder
+        self._is_whole = False
         self._bindings = [binding for block in func.body.blocks for binding in block.bindings]
 
     def rewritten(self) -> relax.Function | None:
@@ -112,6 +87,10 @@ class _Function:
         pieces = self._pieces()
         if not any(isinstance(piece, _Segment) for piece in pieces):
             return None
+        self._is_whole = (
+            all(isinstance(piece, _Segment) or isinstance(piece.value, relax.Tuple | relax.Var) for piece in pieces)
+            and sum(isinstance(piece, _Segment) for piece in pieces) == 1
+        )
         emitted: list[Any] = []
         for index, piece in enumerate(pieces):
             if isinstance(piece, _Segment):
@@ -175,13 +154,13 @@ class _Function:
 
     def _called(self, segment: _Segment, used: set[Any]) -> list[Any]:
         """Make the function of a segment; gives the bindings that stand for it."""
-        tensors: dict[Any, _Tensor] = {}
+        tensors: dict[Any, Tensor] = {}
         views: dict[Any, tuple[Any, list[Any]]] = {}  # variable -> (allocation or tensor from outside, shape)
 
         def place(value: Any) -> tuple[Any, list[Any]]:
             if value in views:
                 return views[value]
-            tensors.setdefault(value, _Tensor(value, list(value.ty.shape), str(value.ty.dtype)))
+            tensors.setdefault(value, Tensor(value, list(value.ty.shape), str(value.ty.dtype)))
             return value, tensors[value].shape
 
         escaping: set[Any] = set()
@@ -191,9 +170,7 @@ class _Function:
         for binding in segment.bindings:
             kind, value = self._kind(binding), binding.value
             if kind == "allocation":
-                tensors[binding.var] = _Tensor(
-                    binding.var, list(value.args[0]), str(value.args[1].value), internal=True
-                )
+                tensors[binding.var] = Tensor(binding.var, list(value.args[0]), str(value.args[1].value), internal=True)
             elif kind in ("name", "view"):
                 source = value if kind == "name" else value.args[0]
                 root, shape = place(source)
@@ -228,14 +205,14 @@ class _Function:
                 return relax.VarBinding(binding.var, root)
         return relax.VarBinding(binding.var, relax.BlockBuilder().normalize(relax.op.reshape(root, shape)))
 
-    def _plan(self, tensors: Mapping[Any, _Tensor]) -> tuple[OpenArenaPlan | None, dict[str, Any]]:
+    def _plan(self, tensors: Mapping[Any, Tensor]) -> tuple[OpenArenaPlan | None, dict[str, Any]]:
         """Decide where the internal tensors lie; gives the plan, and the bytes of each of them."""
         internal = [tensor for tensor in tensors.values() if tensor.internal and tensor.steps]
         if not internal:
             return None, {}
         for number, tensor in enumerate(internal):
             tensor.name = f"{number}:{tensor.var.name}"
-        sizes = {tensor.name: _bytes(tensor) for tensor in internal}
+        sizes = {tensor.name: tensor.nbytes() for tensor in internal}
         intervals = {tensor.name: (min(tensor.steps), max(tensor.steps)) for tensor in internal}
         sampled = [_evaluated(sizes, values) for values in self._samples(sizes.values())]
         # Any sizes make a right plan, if not a small one.
@@ -265,7 +242,7 @@ class _Function:
 
     def _written(
         self,
-        tensors: Mapping[Any, _Tensor],
+        tensors: Mapping[Any, Tensor],
         calls: Sequence[tuple[Any, list[Any]]],
         plan: OpenArenaPlan | None,
         sizes: Mapping[str, Any],
@@ -283,28 +260,19 @@ class _Function:
                 given = {
                     tensor.var: T.arg(
                         f"t{number}",
-                        T.buffer([_put(extent, values) for extent in tensor.shape], tensor.dtype),
+                        T.buffer([put(extent, values) for extent in tensor.shape], tensor.dtype),
                     )
                     for number, tensor in enumerate(outside)
                 }
-                offsets, workspace = self._workspace(plan, sizes, values)
-                for callee, arguments in calls:
-                    boxed = []
-                    for found, argument in arguments:
-                        if found is None:
-                            boxed.append(_put(_prim(argument), values))
-                            continue
-                        root, shape = found
-                        tensor = tensors[root]
-                        if root in given:
-                            address = given[root].data
-                        else:
-                            address = T.handle_add_byte_offset(workspace, offsets[tensor.name])
-                        boxed.append(stack_array(address, [_put(extent, values) for extent in shape], tensor.dtype))
-                    T.evaluate(tirx.call_cpacked(callee.name_hint, *boxed))
-                if workspace is not None:
-                    free_workspace(workspace)
+                body = Body(tensors, calls, plan, sizes, values, given)
+                parts = self._parts(plan, sizes, symbols, outside)
+                if parts is None:
+                    body.write()
+                else:
+                    body.write_in_parts(parts)
         summary: dict[str, Any] = {"calls": len(calls), "tensors": len(sizes)}
+        if parts is not None:
+            summary["parts"] = {"images": parts.batch.name, "bytes": parts.most}
         if plan is not None:
             summary |= {
                 "intervals": {name: list(ends) for name, ends in plan.intervals.items()},
@@ -316,35 +284,24 @@ class _Function:
         target = self._builder.add_func(func, "segment")
         return target, [*(relax.prim_value(symbol) for symbol in symbols), *(tensor.var for tensor in outside)]
 
-    @staticmethod
-    def _workspace(
-        plan: OpenArenaPlan | None, sizes: Mapping[str, Any], values: Mapping[Any, Any]
-    ) -> tuple[dict[str, Any], Any]:
-        """Emit the computation of the offsets, and the allocation of the arena."""
-        if plan is None:
-            return {}, None
-        offsets: dict[str, Any] = {}
-        ends: dict[str, Any] = {}
-        for name, lower in plan.below.items():
-            offset: Any = tirx.const(0, "int64")
-            for other in lower:
-                offset = ends[other] if other == lower[0] else tirx.max(offset, ends[other])
-            offsets[name] = T.bind(offset) if lower else offset
-            size = tirx.floordiv(_put(sizes[name], values) + (ALIGNMENT - 1), ALIGNMENT) * ALIGNMENT
-            ends[name] = T.bind(_simple(offsets[name] + size))
-        highest = [name for name in plan.below if not any(name in lower for lower in plan.below.values())]
-        total = ends[highest[0]]
-        for name in highest[1:]:
-            total = tirx.max(total, ends[name])
-        return offsets, allocated_workspace(tirx.max(total, tirx.const(ALIGNMENT, "int64")))
-
-
-def _bytes(tensor: _Tensor) -> Any:
-    dtype = tvm.DataType(tensor.dtype)
-    total: Any = tirx.const(-(-dtype.bits // 8) * dtype.lanes, "int64")
-    for extent in tensor.shape:
-        total = total * extent
-    return _simple(total)
+    def _parts(
+        self,
+        plan: OpenArenaPlan | None,
+        sizes: Mapping[str, Any],
+        symbols: Sequence[Any],
+        outside: Sequence[Tensor],
+    ) -> ImageParts | None:
+        """Say which images may be computed in parts; None where there are none, or they always fit into one part."""
+        name = (self._func.attrs or {}).get(INDEPENDENT_IMAGES)
+        if name is None or plan is None or not self._is_whole:
+            return None
+        most = part_bytes(machine_of(tvm.target.Target.current(allow_none=True) or tvm.target.Target("llvm")))
+        upper = (self._func.attrs or {}).get(UPPER, {})
+        if all(int(upper.get(symbol.name, NO_BOUND)) < NO_BOUND for symbol in symbols):
+            largest = _evaluated(sizes, {symbol: tirx.const(int(upper[symbol.name]), "int64") for symbol in symbols})
+            if largest and plan.size(largest) <= most:
+                return None
+        return ImageParts.of(str(name), symbols, [tensor.shape for tensor in outside], most)
 
 
 def _is_open_allocation(value: Any) -> bool:
@@ -362,28 +319,16 @@ def _is_argument(value: Any) -> bool:
     return isinstance(getattr(value, "ty", None), tvm.ir.PrimType) and str(value.ty.dtype) == "int64"
 
 
-def _prim(value: Any) -> Any:
-    return getattr(value, "value", value) if not isinstance(value, tirx.IntImm) else value
-
-
 def _symbols(expression: Any) -> list[Any]:
     found: list[Any] = []
     tvm_ffi.structural_walk(expression, (tvm.ir.Var, found.append))
     return [variable for variable in found if isinstance(variable.ty, tvm.ir.PrimType)]
 
 
-def _put(expression: Any, values: Mapping[Any, Any]) -> Any:
-    return substitute(expression, values) if values else expression
-
-
-def _simple(expression: Any) -> Any:
-    return tvm.sym.Analyzer().simplify(expression)
-
-
 def _evaluated(sizes: Mapping[str, Any], values: Mapping[Any, Any]) -> dict[str, int]:
     """Give the bytes of tensors for some extents; none where no run has these, as ``3 // (3 // 4)``."""
     try:
-        return {name: int(_simple(substitute(size, values))) for name, size in sizes.items()}
+        return {name: int(simple(substitute(size, values))) for name, size in sizes.items()}
     except tvm.error.InternalError as error:
         if "Divide by zero" not in str(error):
             raise

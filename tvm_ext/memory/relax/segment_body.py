@@ -1,0 +1,163 @@
+"""What the function of a segment does: it places its tensors in a workspace, and calls kernels one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from tvm_ext.memory.open_arena import ALIGNMENT, OpenArenaPlan
+from tvm_ext.memory.relax.image_parts import ImageParts
+from tvm_ext.memory.relax.segment_code import allocated_workspace, free_workspace, stack_array
+from tvm_ext.relax_utils import substitute
+
+
+@dataclass
+class Tensor:
+    """A tensor of a segment.
+
+    Attributes
+    ----------
+    var : relax.Var or constant
+        Its allocation, or what comes from outside.
+    shape : list
+    dtype : str
+    steps : list of int
+        Calls that touch it.
+    internal : bool
+        Whether it has its place in the arena.
+    name : str
+        There.
+    """
+
+    var: Any
+    shape: list[Any]
+    dtype: str
+    steps: list[int] = field(default_factory=list)
+    internal: bool = False
+    name: str = ""
+
+    def nbytes(self) -> Any:
+        """Give its size."""
+        dtype = tvm.DataType(self.dtype)
+        total: Any = tirx.const(-(-int(dtype.bits) // 8) * int(dtype.lanes), "int64")
+        for extent in self.shape:
+            total = total * extent
+        return simple(total)
+
+
+@dataclass(frozen=True)
+class Body:
+    """Emits what a segment does.
+
+    Attributes
+    ----------
+    tensors : mapping from variable to Tensor
+    calls : sequence
+        Of pairs: the kernel, and its arguments.
+    plan : OpenArenaPlan or None
+    sizes : mapping from str to Expr
+        Bytes of the tensors in the arena.
+    values : mapping from variable to Expr
+        Extents as the segment is given them.
+    given : mapping from variable to Buffer
+        Tensors that it is given.
+    """
+
+    tensors: Mapping[Any, Tensor]
+    calls: Sequence[tuple[Any, list[Any]]]
+    plan: OpenArenaPlan | None
+    sizes: Mapping[str, Any]
+    values: Mapping[Any, Any]
+    given: Mapping[Any, Any]
+
+    def write(self) -> None:
+        """Emit the calls, all images at once."""
+        offsets, total = self._offsets(self.values)
+        workspace = None if total is None else allocated_workspace(total)
+        self._call(self.values, offsets, workspace, lambda root, data: data)
+        if workspace is not None:
+            free_workspace(workspace)
+
+    def write_in_parts(self, parts: ImageParts) -> None:
+        """Emit a loop over parts of the images; its workspace is that of the first part, which is the largest."""
+        batch = self.values[parts.batch]
+        one = {**self.values, parts.batch: tirx.const(1, "int64")}
+        _, least = self._offsets(one)
+        count = T.bind(parts.count(batch, least))
+        offsets, total = self._offsets({**self.values, parts.batch: count})
+        workspace = allocated_workspace(total)
+        with T.serial(tirx.const(0, "int64"), tirx.floordiv(batch + (count - 1), count)) as part:
+            begin = T.bind(part * count)
+            here = {**self.values, parts.batch: T.bind(tirx.min(batch - begin, count))}
+
+            def address(root: Any, data: Any) -> Any:
+                tensor = self.tensors[root]
+                return (
+                    T.handle_add_byte_offset(data, begin * put(tensor.nbytes(), one))
+                    if parts.hold(tensor.shape)
+                    else data
+                )
+
+            self._call(here, offsets, workspace, address)
+        free_workspace(workspace)
+
+    def _call(
+        self,
+        values: Mapping[Any, Any],
+        offsets: Mapping[str, Any],
+        workspace: Any,
+        address_of: Callable[[Any, Any], Any],
+    ) -> None:
+        for callee, arguments in self.calls:
+            boxed = []
+            for found, argument in arguments:
+                if found is None:
+                    boxed.append(put(_prim(argument), values))
+                    continue
+                root, shape = found
+                tensor = self.tensors[root]
+                if root in self.given:
+                    address = address_of(root, self.given[root].data)
+                else:
+                    address = T.handle_add_byte_offset(workspace, offsets[tensor.name])
+                boxed.append(stack_array(address, [put(extent, values) for extent in shape], tensor.dtype))
+            T.evaluate(tirx.call_cpacked(callee.name_hint, *boxed))
+
+    def _offsets(self, values: Mapping[Any, Any]) -> tuple[dict[str, Any], Any]:
+        """Emit the computation of the offsets; gives them, and the bytes of the arena (None without one)."""
+        if self.plan is None:
+            return {}, None
+        offsets: dict[str, Any] = {}
+        ends: dict[str, Any] = {}
+        below = self.plan.below
+        for name, lower in below.items():
+            offset: Any = tirx.const(0, "int64")
+            for other in lower:
+                offset = ends[other] if other == lower[0] else tirx.max(offset, ends[other])
+            offsets[name] = T.bind(offset) if lower else offset
+            size = tirx.floordiv(put(self.sizes[name], values) + (ALIGNMENT - 1), ALIGNMENT) * ALIGNMENT
+            ends[name] = T.bind(simple(offsets[name] + size))
+        highest = [name for name in below if not any(name in lower for lower in below.values())]
+        total = ends[highest[0]]
+        for name in highest[1:]:
+            total = tirx.max(total, ends[name])
+        return offsets, tirx.max(total, tirx.const(ALIGNMENT, "int64"))
+
+
+def _prim(value: Any) -> Any:
+    return getattr(value, "value", value) if not isinstance(value, tirx.IntImm) else value
+
+
+def put(expression: Any, values: Mapping[Any, Any]) -> Any:
+    """Put values in the place of extents."""
+    return substitute(expression, values) if values else expression
+
+
+def simple(expression: Any) -> Any:
+    """Simplify an extent."""
+    return tvm.sym.Analyzer().simplify(expression)
