@@ -57,8 +57,10 @@ def agree(model: Any, case: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> No
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("most", [1, 3000, LEAST_BYTES])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [*((name, 1) for name in MODELS), *((name, most) for name in IN_PARTS for most in (3000, LEAST_BYTES))],
+)
 def test_parts_give_what_the_whole_gives(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One image at a time, a few, and all of them."""
     monkeypatch.setattr(open_segments, "part_bytes", lambda machine: most)

@@ -23,12 +23,10 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
-from tvm.script.ir_builder import IRBuilder
-from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.memory.open_arena import OpenArenaPlan, plan_open_arena, verify_open_arena
 from tvm_ext.memory.relax.image_parts import ImageParts, part_bytes
-from tvm_ext.memory.relax.segment_body import Body, Tensor, put, simple
+from tvm_ext.memory.relax.segment_body import Body, Tensor, simple
 from tvm_ext.memory.relax.segment_code import (
     can_be_described,
     segment_attributes,
@@ -253,26 +251,7 @@ class _Function:
         expressions += [argument for _, args in calls for found, argument in args if found is None]
         expressions += list(sizes.values())
         symbols = list(dict.fromkeys(symbol for item in expressions for symbol in _symbols(item)))
-        with IRBuilder() as builder:
-            with T.prim_func(s_tir=True):
-                T.func_name("segment")
-                values = {symbol: T.arg(symbol.name, T.int64()) for symbol in symbols}
-                given = {
-                    tensor.var: T.arg(
-                        f"t{number}",
-                        T.buffer([put(extent, values) for extent in tensor.shape], tensor.dtype),
-                    )
-                    for number, tensor in enumerate(outside)
-                }
-                body = Body(tensors, calls, plan, sizes, values, given)
-                parts = self._parts(plan, sizes, symbols, outside)
-                if parts is None:
-                    body.write()
-                else:
-                    body.write_in_parts(parts)
         summary: dict[str, Any] = {"calls": len(calls), "tensors": len(sizes)}
-        if parts is not None:
-            summary["parts"] = {"images": parts.batch.name, "bytes": parts.most}
         if plan is not None:
             summary |= {
                 "intervals": {name: list(ends) for name, ends in plan.intervals.items()},
@@ -280,8 +259,13 @@ class _Function:
                 "bytes": {name: str(size) for name, size in sizes.items()},
                 "ratios": list(plan.ratios),
             }
-        func = builder.get().with_attrs(segment_attributes(summary))
-        target = self._builder.add_func(func, "segment")
+        body = Body(tensors, calls, plan, sizes, symbols, outside)
+        target = self._builder.add_func(body.function().with_attrs(segment_attributes(summary)), "segment")
+        parts = self._parts(plan, sizes, symbols, outside)
+        if parts is not None:
+            told = {"calls": 1, "tensors": 0, "parts": {"images": parts.batch.name, "bytes": parts.most}}
+            whole = body.in_parts(parts, target.name_hint).with_attrs(segment_attributes(told))
+            target = self._builder.add_func(whole, "segment_in_parts")
         return target, [*(relax.prim_value(symbol) for symbol in symbols), *(tensor.var for tensor in outside)]
 
     def _parts(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
 from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.memory.open_arena import ALIGNMENT, OpenArenaPlan
@@ -52,7 +53,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Body:
-    """Emits what a segment does.
+    """Writes the function of a segment.
 
     Attributes
     ----------
@@ -62,9 +63,9 @@ class Body:
     plan : OpenArenaPlan or None
     sizes : mapping from str to Expr
         Bytes of the tensors in the arena.
-    values : mapping from variable to Expr
-        Extents as the segment is given them.
-    given : mapping from variable to Buffer
+    symbols : sequence of Var
+        Extents that the function is given.
+    outside : sequence of Tensor
         Tensors that it is given.
     """
 
@@ -72,46 +73,59 @@ class Body:
     calls: Sequence[tuple[Any, list[Any]]]
     plan: OpenArenaPlan | None
     sizes: Mapping[str, Any]
-    values: Mapping[Any, Any]
-    given: Mapping[Any, Any]
+    symbols: Sequence[Any]
+    outside: Sequence[Tensor]
 
-    def write(self) -> None:
-        """Emit the calls, all images at once."""
-        offsets, total = self._offsets(self.values)
-        workspace = None if total is None else allocated_workspace(total)
-        self._call(self.values, offsets, workspace, lambda root, data: data)
-        if workspace is not None:
-            free_workspace(workspace)
+    def function(self) -> tirx.PrimFunc:
+        """Write a function that calls the kernels."""
+        with IRBuilder() as builder:
+            with T.prim_func(s_tir=True):
+                T.func_name("segment")
+                values, given = self._arguments()
+                offsets, total = self._offsets(values)
+                workspace = None if total is None else allocated_workspace(total)
+                self._call(values, given, offsets, workspace)
+                if workspace is not None:
+                    free_workspace(workspace)
+        return builder.get()
 
-    def write_in_parts(self, parts: ImageParts) -> None:
-        """Emit a loop over parts of the images; its workspace is that of the first part, which is the largest."""
-        batch = self.values[parts.batch]
-        one = {**self.values, parts.batch: tirx.const(1, "int64")}
-        _, least = self._offsets(one)
-        count = T.bind(parts.count(batch, least))
-        offsets, total = self._offsets({**self.values, parts.batch: count})
-        workspace = allocated_workspace(total)
-        with T.serial(tirx.const(0, "int64"), tirx.floordiv(batch + (count - 1), count)) as part:
-            begin = T.bind(part * count)
-            here = {**self.values, parts.batch: T.bind(tirx.min(batch - begin, count))}
+    def in_parts(self, parts: ImageParts, segment: str) -> tirx.PrimFunc:
+        """Write a function that calls the one of :meth:`function`, whose name is ``segment``, for parts of the images.
 
-            def address(root: Any, data: Any) -> Any:
-                tensor = self.tensors[root]
-                return (
-                    T.handle_add_byte_offset(data, begin * put(tensor.nbytes(), one))
-                    if parts.hold(tensor.shape)
-                    else data
-                )
+        A number that is computed in a function stands in every expression that uses it once TVM has simplified them:
+        offsets computed from the images of a part are long, as arguments they are names.
+        """
+        with IRBuilder() as builder:
+            with T.prim_func(s_tir=True):
+                T.func_name("segment_in_parts")
+                values, given = self._arguments()
+                batch = values[parts.batch]
+                one = {**values, parts.batch: tirx.const(1, "int64")}
+                _, least = self._offsets(one)
+                count = T.bind(parts.count(batch, least))
+                with T.serial(tirx.const(0, "int64"), tirx.floordiv(batch + (count - 1), count)) as part:
+                    begin = part * count
+                    here = {**values, parts.batch: tirx.min(batch - begin, count)}
+                    arrays = []
+                    for tensor in self.outside:
+                        address = given[tensor.var].data
+                        if parts.hold(tensor.shape):
+                            address = T.handle_add_byte_offset(address, begin * put(tensor.nbytes(), one))
+                        arrays.append(stack_array(address, [put(e, here) for e in tensor.shape], tensor.dtype))
+                    T.evaluate(tirx.call_cpacked(segment, *(here[symbol] for symbol in self.symbols), *arrays))
+        return builder.get()
 
-            self._call(here, offsets, workspace, address)
-        free_workspace(workspace)
+    def _arguments(self) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        """Declare the arguments; gives the values of the extents, and the buffers of the tensors."""
+        values = {symbol: T.arg(symbol.name, T.int64()) for symbol in self.symbols}
+        given = {
+            tensor.var: T.arg(f"t{number}", T.buffer([put(extent, values) for extent in tensor.shape], tensor.dtype))
+            for number, tensor in enumerate(self.outside)
+        }
+        return values, given
 
     def _call(
-        self,
-        values: Mapping[Any, Any],
-        offsets: Mapping[str, Any],
-        workspace: Any,
-        address_of: Callable[[Any, Any], Any],
+        self, values: Mapping[Any, Any], given: Mapping[Any, Any], offsets: Mapping[str, Any], workspace: Any
     ) -> None:
         for callee, arguments in self.calls:
             boxed = []
@@ -121,8 +135,8 @@ class Body:
                     continue
                 root, shape = found
                 tensor = self.tensors[root]
-                if root in self.given:
-                    address = address_of(root, self.given[root].data)
+                if root in given:
+                    address = given[root].data
                 else:
                     address = T.handle_add_byte_offset(workspace, offsets[tensor.name])
                 boxed.append(stack_array(address, [put(extent, values) for extent in shape], tensor.dtype))
