@@ -53,3 +53,8 @@ def test_phases(kernel: tuple[int, ...], attributes: dict[str, list[int]]) -> No
 def test_what_is_left_alone(kernel: tuple[int, ...], attributes: dict[str, list[int]]) -> None:
     mod = tvm_ext.import_model(transposed(kernel, **attributes), dynamic="*").mod
     tvm.ir.assert_structural_equal(open_phases()(mod), mod)
+
+
+def test_known_extents_are_left_alone() -> None:
+    mod = tvm_ext.import_model(transposed((4, 4), strides=[2, 2]), input_shapes={"x": (2, 5, 3, 7)}).mod
+    tvm.ir.assert_structural_equal(open_phases()(mod), mod)

@@ -9,13 +9,16 @@ that neither a filter nor a padding depends on the extents.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import tvm
 from numpy.typing import NDArray
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.relax_utils import constant
+from tvm_ext.relax_utils import constant, open_shape
 
 _LAYOUTS = {"relax.nn.conv1d_transpose": ("NCW", "IOW"), "relax.nn.conv2d_transpose": ("NCHW", "IOHW")}
 _CONVOLUTIONS = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d}
@@ -44,7 +47,7 @@ def phases_of(kernel: NDArray, strides: list[int]) -> NDArray:
     rank = len(strides)
     parts = padded.reshape(*kernel.shape[:2], *(n for pair in zip(taps, strides, strict=True) for n in pair))
     steps, phases = [2 + 2 * axis for axis in range(rank)], [3 + 2 * axis for axis in range(rank)]
-    turned = np.flip(parts, steps).transpose(*phases, 1, 0, *steps)
+    turned = np.flip(parts, tuple(steps)).transpose(*phases, 1, 0, *steps)
     return np.ascontiguousarray(turned.reshape(-1, kernel.shape[0], *taps))
 
 
@@ -55,12 +58,12 @@ class _OpenPhaseMutator(PyExprMutator):
         call = self.visit_expr_post_order(call)
         name = getattr(call.op, "name", "")
         kernel = constant(call.args[1]) if name in _LAYOUTS else None
-        shapes = [getattr(getattr(value, "ty", None), "shape", None) for value in (call, *call.args[:1])]
-        if kernel is None or not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
+        given, result = (open_shape(value) for value in (call.args[0], call)) if kernel is not None else (None, None)
+        if kernel is None or given is None or result is None:
             return call
-        attrs, result, given = call.attrs, list(shapes[0].values), list(shapes[1].values)
+        attrs = call.attrs
         strides = [int(stride) for stride in attrs.strides]
-        if all(isinstance(extent, tirx.IntImm) for extent in given[2:]) or 0 in kernel.shape or max(strides) == 1:
+        if all(isinstance(extent, int) for extent in given[2:]) or 0 in kernel.shape or max(strides) == 1:
             return call
         layouts = (str(attrs.data_layout), str(attrs.kernel_layout))
         if layouts != _LAYOUTS[name] or int(attrs.groups) != 1 or any(int(step) != 1 for step in attrs.dilation):
@@ -72,7 +75,7 @@ class _OpenPhaseMutator(PyExprMutator):
         return self._rewritten(call, kernel, strides, given, result)
 
     def _rewritten(
-        self, call: relax.Call, kernel: NDArray, strides: list[int], given: list, result: list
+        self, call: relax.Call, kernel: NDArray, strides: list[int], given: Sequence[Any], result: Sequence[Any]
     ) -> relax.Expr:
         emit, rank = self.builder_.emit, len(strides)
         filters = phases_of(kernel, strides)
