@@ -26,7 +26,6 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 from tvm.tirx import PrimFunc
 
-from tvm_ext.relax_utils import substitute
 from tvm_ext.schedules.knobs import pick
 from tvm_ext.schedules.rule import ScheduleRule, apply_rules, new_schedule
 
@@ -153,6 +152,18 @@ def written(func: PrimFunc, write: Callable[[], None]) -> PrimFunc:
     return PrimFunc(func.params, builder.get().body, func.ret_type, func.attrs)
 
 
+def has_open_choices(func: PrimFunc, target: tvm.target.Target, rules: Sequence[ScheduleRule]) -> bool:
+    """Whether one of the rules writes a kernel of open extents in more ways than one."""
+    for rule in rules:
+        try:
+            kernel = rule.read(func, target) if isinstance(rule, OpenRule) else None
+        except Exception:  # a rule that fails leaves its kernel to the next one in a compilation, too
+            continue
+        if kernel is not None:
+            return any(set(numbers) != {choice} for numbers, choice in kernel.choices())
+    return False
+
+
 def copy_with(func: PrimFunc, extents: Sequence[int]) -> PrimFunc:
     """Make the copy of an open kernel with known extents.
 
@@ -169,13 +180,9 @@ def copy_with(func: PrimFunc, extents: Sequence[int]) -> PrimFunc:
     kernel = bare(func)
     variables = open_extents(kernel)
     values = {var: tirx.const(extent, var.ty.dtype) for var, extent in zip(variables, extents, strict=True)}
-    known = {
-        tensor: tirx.decl_buffer(
-            [substitute(extent, values) for extent in tensor.ty.shape], tensor.ty.dtype, tensor.name
-        )
-        for tensor in filter(tirx.is_buffer_var, kernel.params)
-    }
-    return kernel.specialize(known).with_attr(OPEN_KERNEL_ATTRIBUTE, tvm.ir.save_json(kernel))
+    # As numbers that the kernel takes they can be given, whatever the shapes make of them.
+    taking = PrimFunc([*kernel.params, *variables], kernel.body, kernel.ret_type, kernel.attrs)
+    return taking.specialize(values).with_attr(OPEN_KERNEL_ATTRIBUTE, tvm.ir.save_json(kernel))
 
 
 def original_of(func: PrimFunc) -> PrimFunc | None:

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tvm_ext
 from tests.database.test_tuned_schedules import record
+from tests.shapes.dynamic_models import MODELS as DYNAMIC_MODELS
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.compiler import lower
 from tvm_ext.database.files import RECORDS
@@ -174,6 +175,29 @@ def test_every_version_computes_the_same(name: str, seed: int, tmp_path: Path) -
         feeds = feeds_of(model, size)
         (found,) = compiled.run(feeds).values()
         np.testing.assert_allclose(found, expected_of(name, feeds), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", DYNAMIC_MODELS)
+def test_kernels_of_all_kinds_of_models_are_looked_at(name: str) -> None:
+    """Convolutions of padded inputs, whose extents are sums, among them; no kernel of another kind ends the search."""
+    case = DYNAMIC_MODELS[name]()
+    model = import_model(case.model, dynamic=case.dynamic)
+    for task in copies(model):
+        assert task.space.schedule(task.space.space.default or ()) is not None
+
+
+@pytest.mark.parametrize("name", ["attention_block", "conformer", pytest.param("pyramid", marks=pytest.mark.slow)])
+def test_models_with_versions_of_every_kernel(name: str, tmp_path: Path) -> None:
+    case = DYNAMIC_MODELS[name]()
+    for number, task in enumerate(copies(import_model(case.model, dynamic=case.dynamic))):
+        if original_of(task.mod["main"]) is not None:
+            noted(tmp_path, task, other_picks(task, number))
+    tuned = tvm_ext.compile(case.model, dynamic=case.dynamic, work_dir=tmp_path)
+    untuned = tvm_ext.compile(case.model, dynamic=case.dynamic)
+    for seed, sizes in enumerate(case.sizes(6)):
+        feeds = case.feeds(sizes, seed)
+        for found, wanted in zip(tuned.run(feeds).values(), untuned.run(feeds).values(), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_versions_run_up_to_the_geometric_mean_of_neighbouring_sizes(tmp_path: Path) -> None:

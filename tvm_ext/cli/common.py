@@ -174,6 +174,11 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
+def planned_text(nbytes: str, is_open: bool) -> str:
+    """Say what a memory plan reserves; of tensors with open extents each run computes where they lie."""
+    return f"{nbytes} planned for intermediate tensors{', each run plans those of open extents' if is_open else ''}"
+
+
 def elapsed(start: float) -> str:
     """Spell the seconds since ``start`` (of ``time.perf_counter``)."""
     return f"{time.perf_counter() - start:.1f} s"

@@ -19,6 +19,7 @@ from tvm_ext.cli.common import (
     json_flag,
     model_options,
     pipeline_options,
+    planned_text,
     print_json,
     step_display,
 )
@@ -157,7 +158,9 @@ def command(
         click.echo(f"  {title:8} {', '.join(map(describe, specs))}")
     if statistics:
         click.echo(f"  kernels  {statistics['kernels']} ({statistics['kernel_calls']} calls)")
-        click.echo(f"  memory   {statistics['planned_bytes'] / 2**20:.2f} MiB planned for intermediate tensors")
+        is_open = any(isinstance(extent, str) for spec in compiled.inputs for extent in spec.shape)
+        planned = planned_text(f"{statistics['planned_bytes'] / 2**20:.2f} MiB", is_open)
+        click.echo(f"  memory   {planned}")
     rounding = compiled.metadata["decisions"].get("precision")
     if rounding is not None:
         click.echo(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tvm_ext.cli.common import (
     json_flag,
     model_options,
     pipeline_options,
+    planned_text,
     print_json,
     step_display,
 )
@@ -90,7 +92,8 @@ def command(
     click.echo(f"  kernels   {len(found.kernels)} ({calls} calls), {scheduled} scheduled by a rule")
     if found.resources is not None:
         click.echo(f"  resources {found.resources.summary.partition('. ')[0]}")
-    click.echo(f"  memory    {bytes_text(found.planned_bytes)} planned for intermediate tensors")
+    is_open = any(re.search(r"\[.*[A-Za-z]", text) for _, text in found.inputs)
+    click.echo(f"  memory    {planned_text(bytes_text(found.planned_bytes), is_open)}")
 
 
 def _check_destination(path: Path) -> None:

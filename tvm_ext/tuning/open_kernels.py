@@ -12,8 +12,8 @@ from tvm.tirx import PrimFunc
 
 from tvm_ext.passes.exact_reductions import initialize_open_reductions
 from tvm_ext.passes.kernel_extents import extents_of_calls
-from tvm_ext.schedules.open_versions import copy_with, open_extents, picks_of
-from tvm_ext.schedules.rule import ScheduleRule, tunable_schedule
+from tvm_ext.schedules.open_versions import copy_with, has_open_choices, open_extents
+from tvm_ext.schedules.rule import ScheduleRule
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,12 @@ def copies_to_tune(
                 here[key] = here.get(key, 0) + 1
         for key, count in here.items():
             found.setdefault(key, (mod[key[0]], text, count))
-    chosen: dict[str, bool] = {}
+    has_choices = {
+        name: has_open_choices(mod[name], target, rules) for name in dict.fromkeys(name for name, _ in found)
+    }
     for (name, extents), (func, text, count) in found.items():
-        if chosen.get(name, True):
-            copy = copy_with(func, extents)
-            schedule = tunable_schedule(copy, target, rules)
-            chosen[name] = schedule is not None and picks_of(schedule.mod["main"]) is not None
-            if chosen[name]:
-                yield OpenCopy(f"{name} ({text})", tvm.IRModule({"main": copy}), count)
+        if has_choices[name]:
+            yield OpenCopy(f"{name} ({text})", tvm.IRModule({"main": copy_with(func, extents)}), count)
 
 
 def _always(size: Mapping[str, int], _function: relax.Function) -> Mapping[str, int]:
