@@ -7,7 +7,7 @@ ONNX frontend.
 from __future__ import annotations
 
 from tvm_ext.frontend.onnx.contrib import attention as contrib_attention
-from tvm_ext.frontend.onnx.contrib import fused, quantized
+from tvm_ext.frontend.onnx.contrib import fused, grouped_attention, quantized
 from tvm_ext.frontend.onnx.ops import (
     affine_grid,
     attention,
@@ -44,6 +44,7 @@ _FAMILIES = (
     blocked,
     attention,
     contrib_attention,
+    grouped_attention,
     fused,
     normalization,
     elementwise,
