@@ -225,7 +225,7 @@ class SimplifiedLayerNormalization(Converter):
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the normalised tensor and the inverse standard deviation."""
         x, gamma = emit(bb, inputs[0]), inputs[1]
-        rank = len(node.shape(x, "X"))
+        rank = len(node.dims(x, "X"))
         if node.axis("axis", rank, -1) != rank - 1:
             node.refuse(f"attribute axis is {node.integer('axis', -1)}, only the last axis is supported")
         epsilon = node.number("epsilon", 1e-5)

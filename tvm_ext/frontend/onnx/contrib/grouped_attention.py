@@ -1,4 +1,4 @@
-"""Attention over a cache as onnxruntime-genai exports it: grouped heads, rotary positions, a length for each sequence."""
+"""Attention over a cache as onnxruntime-genai exports it: grouped heads, rotary positions, a length for each row."""
 
 from __future__ import annotations
 
@@ -32,7 +32,15 @@ from tvm_ext.frontend.onnx.ops.base import (
     subtract,
     take_slice,
 )
-from tvm_ext.frontend.onnx.ops.extents import as_tensor, can_prove, is_extent, normal, number, slice_by_extents
+from tvm_ext.frontend.onnx.ops.extents import (
+    as_tensor,
+    can_prove,
+    is_extent,
+    is_number,
+    normal,
+    number,
+    slice_by_extents,
+)
 from tvm_ext.frontend.relax.value_checks import Requirement, checked, spelled
 
 _INPUTS = (
@@ -44,13 +52,16 @@ _REFUSED_INPUTS = frozenset(["position_ids", *_INPUTS[11:]])
 _ONLY = {"smooth_softmax": (-1, 0), "qk_output": (0,), "sliding_window_cache": (0,), "causal": (1,)}
 """Attribute -> values that are supported; the first is the default."""
 
+_AS_IT_IS = frozenset(["relax.astype", "relax.reshape", "relax.shape_to_tensor", "relax.squeeze"])
+"""Operators on one number that hand it on."""
+
 
 class GroupQueryAttention(Converter):
     """Causal attention of the newest tokens of each sequence, which are put behind those in its cache.
 
     A sequence has ``seqlens_k + 1`` tokens with the new ones, so ``seqlens_k + 1 - S`` of its cache are read, none if
-    that is negative (a prompt with padding behind it). The cache grows by S; one that stays as long as it is, and is
-    filled up, is supported where the total length is known to fit in it.
+    that is negative (a prompt with padding behind it). The cache grows by S, or has a fixed number of places that are
+    filled up.
     """
 
     @classmethod
@@ -64,14 +75,14 @@ class GroupQueryAttention(Converter):
         if (past[0] is None) != (past[1] is None):
             node.damaged("only one of past_key and past_value is given")
         before = 0 if past[0] is None else node.dims(past[0], "past_key")[2]
-        total = given["total_sequence_length"]
-        grows = not _fits(node, total, before)
+        total = _total(node, bb, given["total_sequence_length"])
+        grows = _grows(total, before, queries)
         keys = normal(before + queries) if grows else before
         keys = int(keys) if isinstance(keys, tirx.IntImm) else keys
         angles = [given["cos_cache"], given["sin_cache"]] if node.integer("do_rotary", 0) else []
         if any(table is None for table in angles):
             node.damaged("attribute do_rotary is 1, and cos_cache or sin_cache is not given")
-        rows = node.dims(angles[0], "cos_cache")[0] if angles else None
+        rows = node.dims(angles[0], "cos_cache")[0] if angles else keys
         lengths = _checked_lengths(node, bb, given["seqlens_k"], total if grows else None, batch, keys, rows)
         ahead = np.array(queries, "int64") if isinstance(queries, int) else as_tensor(bb, queries)
         begins = subtract(bb, add(bb, lengths, np.array(1, "int64")), ahead)
@@ -79,9 +90,7 @@ class GroupQueryAttention(Converter):
         if angles:
             steps = reshape(bb, places(bb, queries), (1, queries))
             positions = add(bb, reshape(bb, begins, (batch, 1)), steps)
-            cosine, sine = (
-                bb.emit(relax.op.take(emit(bb, table), positions, axis=0, mode="clip")) for table in angles
-            )
+            cosine, sine = (bb.emit(relax.op.take(emit(bb, table), positions, axis=0, mode="clip")) for table in angles)
             interleaved = bool(node.integer("rotary_interleaved", 0))
             query, key = (rotate(node, bb, part, cosine, sine, interleaved) for part in (query, key))
         if past[0] is not None:
@@ -94,7 +103,9 @@ class GroupQueryAttention(Converter):
         bias = allowed_to_bias(bb, allowed, dtype_of(query))
         extra = given["attention_bias"]
         if extra is not None:
-            bias = add(bb, bias, as_broad_as(bb, known(node, extra), (batch, node.dims(query, "query")[1], queries, keys)))
+            bias = add(
+                bb, bias, as_broad_as(bb, known(node, extra), (batch, node.dims(query, "query")[1], queries, keys))
+            )
         scale = node.number("scale", 0.0) or None
         result, _ = attend(
             node, bb, query, key, value, scale, bias, node.number("softcap", 0.0), sees_some=extra is None
@@ -109,7 +120,9 @@ class GroupQueryAttention(Converter):
                 node.refuse(f"attribute {name} is {node.integer(name, values[0])}, only {values[-1]} is supported")
         for name in ("k_quant_type", "v_quant_type"):
             if node.text(name, "NONE") != "NONE":
-                node.refuse(f"attribute {name} is {node.text(name)}, a cache of few bits is not supported; export float")
+                node.refuse(
+                    f"attribute {name} is {node.text(name)}, a cache of few bits is not supported; export float"
+                )
         for name in _INPUTS:
             if name in _REFUSED_INPUTS and given[name] is not None:
                 node.refuse(f"input {name} is not supported; export the model without it")
@@ -119,7 +132,7 @@ class GroupQueryAttention(Converter):
 
     @staticmethod
     def _heads(node: Node, bb: relax.BlockBuilder, query: Any, key: Any, value: Any) -> list[Any]:
-        """Queries, keys and values as (B, heads, S, H); those packed in one tensor are taken apart."""
+        """Give queries, keys and values as (B, heads, S, H); those packed in one tensor are taken apart."""
         heads, groups = node.integer("num_heads", 0), node.integer("kv_num_heads", 0)
         if heads < 1 or groups < 1 or heads % groups:
             node.damaged(f"kv_num_heads is {groups}, which does not divide num_heads, {heads}")
@@ -148,46 +161,76 @@ class GroupQueryAttention(Converter):
         return [split_heads(node, bb, part, count, name) for part, count, name in parts]
 
 
-def _fits(node: Node, total: Any, before: Any) -> bool:
-    """Whether the total length is known to fit in the cache as it is."""
-    found = total if is_extent(total) else None
-    if isinstance(total, relax.ShapeExpr):
-        found = total.values[0]
-    elif found is None and node.array(total) is not None:
-        found = node.scalar(total, "total_sequence_length")
-    return found is not None and can_prove(normal(found) <= normal(before))
+def _total(node: Node, bb: relax.BlockBuilder, total: Any) -> Any:
+    """Total length as a number, an expression of extents, or a tensor that only a run tells."""
+    if not is_extent(total) and node.array(total) is not None:
+        return number(node.scalar(total, "total_sequence_length"))
+    found = total
+    while isinstance(found, relax.Var):  # exporters make an int32 of the extent of a mask
+        value = bb.lookup_binding(found)
+        if isinstance(value, relax.Var):
+            found = value
+        elif isinstance(value, relax.Call) and value.op.name in _AS_IT_IS and dtype_of(found) in ("int32", "int64"):
+            found = value.args[0]
+        else:
+            return total
+    if isinstance(found, relax.ShapeExpr) and len(found.values) == 1:
+        found = found.values[0]
+    return normal(found) if is_extent(found) else total
+
+
+def _grows(total: Any, before: Any, queries: Any) -> bool:
+    """Whether the cache becomes longer by the new tokens; else it has places for all, and is filled up.
+
+    Where the past has a fixed number of places, a total length that varies says that these are filled up.
+    """
+    if not is_extent(total) or can_prove(total == normal(before + queries)):
+        return True
+    if can_prove(total <= normal(before)):
+        return False
+    return is_number(total) or not is_number(before) or int(before) == 0
 
 
 def _checked_lengths(
-    node: Node, bb: relax.BlockBuilder, lengths: Any, total: Any | None, batch: Any, keys: Any, rows: Any | None
+    node: Node, bb: relax.BlockBuilder, lengths: Any, total: Any | None, batch: Any, keys: Any, rows: Any
 ) -> Any:
-    """Lengths of the sequences as int64, (B,); each run compares them, and the total, with the extents."""
-    lengths = as_broad_as(bb, emit(bb, reshape(bb, astype(bb, known(node, lengths), "int64"), (-1,))), (batch,))
-    most = normal(keys) if rows is None else normal(tirx.min(number(rows) if isinstance(rows, int) else rows, keys))
-    if total is not None:
-        total = total.values[0] if isinstance(total, relax.ShapeExpr) else total
-        if is_extent(total) and can_prove(total == normal(keys)):
-            total = None
+    """Lengths of the sequences as int64, (B,); each run compares them, and the total if given, with the extents.
+
+    Parameters
+    ----------
+    total : relax.Expr or tvm.tirx.Expr or None
+        Has to be ``keys``.
+    rows : int or tvm.tirx.Expr
+        Lengths that there are angles for.
+    """
     name = node.attributes.get("tvm_custom", {}).get("name", "")
     label = f"node {name!r} (GroupQueryAttention)" if name else "a node GroupQueryAttention"
-    said = f"seqlens_k from 0 up to what is below {spelled(most)}"
-    if total is None:
+    limits = [normal(keys), normal(rows)]
+    below = " and ".join(dict.fromkeys(map(spelled, limits)))
+    lengths = as_broad_as(bb, emit(bb, reshape(bb, astype(bb, known(node, lengths), "int64"), (-1,))), (batch,))
 
-        def holds(element: Any, at: Any, extents: Any) -> Any:
-            return tirx.all(element(*at) >= 0, element(*at) < extents[0])
+    def inside(found: Any, extents: Any) -> Any:
+        return tirx.all(found >= 0, found < extents[0], found < extents[1])
 
-        return checked(bb, lengths, Requirement(holds, said, [most]), f"{label}: {said} is expected")
-    total = as_tensor(bb, total) if is_extent(total) else known(node, total)
+    if total is None or (is_extent(total) and can_prove(total == limits[0])):
+        said = f"from 0 to below {below}"
+        message = f"{label}: its input seqlens_k must hold numbers {said}, the places of the cache and of angles"
+        return checked(
+            bb, lengths, Requirement(lambda at, place, ends: inside(at(*place), ends), said, limits), message
+        )
+    total = as_tensor(bb, total) if is_extent(total) else total
     both = concatenate(bb, [reshape(bb, astype(bb, total, "int64"), (1,)), lengths], 0)
 
     def agree(element: Any, at: Any, extents: Any) -> Any:
         found = element(*at)
-        inside = tirx.all(found >= 0, found < extents[0])
-        return tirx.Select(at[0] == 0, found == extents[1], inside)
+        return tirx.Select(at[0] == 0, found == extents[0], inside(found, extents))
 
-    said = f"total_sequence_length {spelled(normal(keys))}, as many as past and new tokens, and {said}"
-    message = f"{label}: {said} are expected; a cache of the maximal length is supported only if that is fixed"
-    both = checked(bb, both, Requirement(agree, said, [most, normal(keys)]), message)
+    said = f"{spelled(limits[0])}, the tokens of the past and the new ones"
+    message = (
+        f"{label}: its input total_sequence_length must be {said}, and seqlens_k hold numbers from 0 to below {below}; "
+        "give a cache that ends with its last token, or fix its length if it has places for tokens to come"
+    )
+    both = checked(bb, both, Requirement(agree, said, limits), message)
     return bb.emit(slice_by_extents(bb, both, [number(1)], [normal(batch + 1)], [0]))
 
 
