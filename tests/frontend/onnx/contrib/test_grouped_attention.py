@@ -104,7 +104,11 @@ def test_fixed_sizes_and_biases() -> None:
     model = model_of(", do_rotary=1", extra=", , a", total=np.array([12], "int32"))
     model.graph.input.append(onnx.helper.make_tensor_value_info("a", onnx.TensorProto.FLOAT, [1, 4, "s", 12]))
     feeds = feeds_of(model, 1, 7, 5)
-    compare(tvm_ext.compile(model, input_shapes={name: value.shape for name, value in feeds.items()}), model, feeds)
+    shapes = {name: value.shape for name, value in feeds.items()}
+    compare(tvm_ext.compile(model, input_shapes=shapes), model, feeds)
+    model.graph.initializer[-1].CopyFrom(onnx.numpy_helper.from_array(np.array([11], "int32"), "t"))
+    with pytest.raises(ModelError, match="total_sequence_length is 11, the past and the new tokens are 12"):
+        tvm_ext.compile(model, input_shapes=shapes)
 
 
 def test_prompts_without_a_cache() -> None:

@@ -218,6 +218,11 @@ def _checked_lengths(
         return checked(
             bb, lengths, Requirement(lambda at, place, ends: inside(at(*place), ends), said, limits), message
         )
+    if is_number(total) and is_number(limits[0]):
+        node.damaged(
+            f"input total_sequence_length is {int(total)}, the past and the new tokens are {int(limits[0])}; bind "
+            "the shapes of the past and of the mask to what belongs together"
+        )
     total = as_tensor(bb, total) if is_extent(total) else total
     both = concatenate(bb, [reshape(bb, astype(bb, total, "int64"), (1,)), lengths], 0)
 
