@@ -19,7 +19,9 @@ from tvm_ext.schedules.cpu.row_reduction import vectorize_along
 from tvm_ext.schedules.kernel.access import Axes, axes_of
 from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
 from tvm_ext.schedules.kernel.inline import inline_producers
+from tvm_ext.schedules.kernel.one_axis import with_axes_as_one
 from tvm_ext.schedules.kernel.operations import is_simple
+from tvm_ext.schedules.kernel.rejoin import with_initial_values
 from tvm_ext.schedules.kernel.rows import NotRows, row_loops
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
@@ -62,7 +64,8 @@ class OpenExtents:
 
 def _row_by_row(func: PrimFunc, machine: Machine) -> Schedule | None:
     """Run all blocks for one row after another, as :mod:`tvm_ext.schedules.cpu.row_reduction` does; None: no rows."""
-    schedule = new_schedule(func)
+    merged, restore = with_axes_as_one(with_initial_values(func))
+    schedule = new_schedule(merged)
     try:
         blocks = inline_producers(schedule)
         reductions = [block for block in blocks if not is_spatial(schedule, block)]
@@ -86,7 +89,7 @@ def _row_by_row(func: PrimFunc, machine: Machine) -> Schedule | None:
             vectorize_along(schedule, block, 1, machine)
     except (ScheduleError, NotRows):
         return None
-    return schedule
+    return new_schedule(restore(schedule.mod["main"]))
 
 
 def _reads_along(schedule: Schedule, block: SBlockRV) -> bool:

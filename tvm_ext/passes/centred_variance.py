@@ -24,11 +24,17 @@ def legalize_group_norm(builder: relax.BlockBuilder, call: relax.Call) -> relax.
     def normalize(data: te.Tensor, weight: te.Tensor, bias: te.Tensor) -> te.Tensor:
         shape = list(data.shape)
         members = shape[channel] // groups
-        parts = topi.reshape(data, [*shape[:channel], groups, members, *shape[channel + 1 :]])
         weights, biases = (topi.reshape(value, [groups, members]) for value in (weight, bias))
         # The axes behind the channel are one further.
         within = {channel + 1, *(axis + (axis > channel) for axis in axes)}
-        return topi.reshape(_normalized(parts, weights, biases, channel, within, epsilon), shape)
+        split = [*shape[:channel], groups, members, *shape[channel + 1 :]]
+        if all(isinstance(extent, tirx.IntImm) for extent in shape):
+            parts = topi.reshape(data, split)
+            return topi.reshape(_normalized(parts, weights, biases, channel, within, epsilon), shape)
+        # A reshape would find all places by divisions by open extents.
+        parts = te.compute(split, lambda *index: data(*_joined(index, channel, members)), name="parts")
+        normal = _normalized(parts, weights, biases, channel, within, epsilon)
+        return te.compute(shape, lambda *index: normal(*_divided(index, channel, members)), name="joined")
 
     return builder.call_te(normalize, *call.args, primfunc_name_hint="group_norm")
 
@@ -41,6 +47,16 @@ def legalize_instance_norm(builder: relax.BlockBuilder, call: relax.Call) -> rel
         return _normalized(data, weight, bias, channel, set(axes), float(call.attrs.epsilon))
 
     return builder.call_te(normalize, *call.args, primfunc_name_hint="instance_norm")
+
+
+def _joined(index: Sequence[Any], channel: int, members: Any) -> list[Any]:
+    """Make one index of those of a group and of its member."""
+    return [*index[:channel], index[channel] * members + index[channel + 1], *index[channel + 2 :]]
+
+
+def _divided(index: Sequence[Any], channel: int, members: Any) -> list[Any]:
+    """Make two indices of one, which :func:`_joined` makes one of."""
+    return [*index[:channel], index[channel] // members, index[channel] % members, *index[channel + 1 :]]
 
 
 def _channel_and_axes(call: relax.Call) -> tuple[int, list[int]]:
