@@ -28,7 +28,8 @@ from tvm_ext.schedules.simd.loops import mark_simd
 from tvm_ext.schedules.simd.widen import uses
 
 LONG_ROW = 256
-"""Elements of a row from which on rows are shared out among threads: how many rows there are is not known."""
+"""Elements of a row from which on rows are shared out among threads, as are those of open length: how many rows there
+are is not known."""
 
 
 class OpenExtents:
@@ -63,7 +64,10 @@ class OpenExtents:
 
 
 def _row_by_row(func: PrimFunc, machine: Machine) -> Schedule | None:
-    """Run all blocks for one row after another, as :mod:`tvm_ext.schedules.cpu.row_reduction` does; None: no rows."""
+    """Run all blocks for one row after another, as :mod:`tvm_ext.schedules.cpu.row_reduction` does; None: no rows.
+
+    A row may be a picture of open height and width.
+    """
     merged, restore = with_axes_as_one(with_initial_values(func))
     schedule = new_schedule(merged)
     try:
@@ -76,20 +80,29 @@ def _row_by_row(func: PrimFunc, machine: Machine) -> Schedule | None:
             schedule.cache_write(blocks[-1], 0, "global")
             blocks = top_blocks(schedule)
         rows, inside = row_loops(schedule, blocks)
-        if not rows or not inside:
+        if not rows:
             return None
-        length = prod(int(e) if isinstance(e := schedule.get(loop).extent, IntImm) else 1 for loop in inside)
+        long = _is_long(schedule, reductions[0])
         schedule.reorder(*rows, *inside)
+        if not inside:
+            schedule.add_unit_loop(blocks[-1])
         row = schedule.fuse(*rows)
         for block in reversed(blocks[:-1]):
             schedule.compute_at(block, row, preserve_unit_loops=True)
-        if length >= LONG_ROW:
+        if long:
             schedule.parallel(row)
         for block in blocks:
             vectorize_along(schedule, block, 1, machine)
     except (ScheduleError, NotRows):
         return None
     return new_schedule(restore(schedule.mod["main"]))
+
+
+def _is_long(schedule: Schedule, block: SBlockRV) -> bool:
+    """Whether a block reduces many elements, or so many as are only known at run time."""
+    axes = axes_of(schedule, block)
+    reduced = [extent for extent, reduces in zip(axes.extents, axes.reduces, strict=True) if reduces]
+    return None in reduced or prod(extent or 1 for extent in reduced) >= LONG_ROW
 
 
 def _reads_along(schedule: Schedule, block: SBlockRV) -> bool:

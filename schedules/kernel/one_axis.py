@@ -8,6 +8,7 @@ after:  ``x`` of shape ``(n, c, h, w)``, read at ``x[i, j, 0, l]``, a loop over 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import tvm
@@ -67,7 +68,7 @@ def _pair(func: PrimFunc) -> tuple[Any, Any] | None:
         if not tirx.is_buffer_var(tensor):
             return None
         shape = [extent for extent in tensor.ty.shape if not _is_one(extent)]
-        for first, second in zip(shape, shape[1:], strict=False):
+        for first, second in pairwise(shape):
             names = isinstance(first, tvm.ir.Var) and isinstance(second, tvm.ir.Var)
             if names and not first.same_as(second) and _go_together(func, first, second):
                 return first, second
@@ -85,7 +86,7 @@ def _go_together(func: PrimFunc, first: Any, second: Any) -> bool:
     tvm_ffi.structural_walk(func.body, [(s_tir.SBlock, block)])
     if not all(_has_both_or_none(tensor.ty.shape, first, second) for tensor in tensors):
         return False
-    return all(_walks_together(found, first, second) for found in blocks if not found.alloc_buffers)
+    return all(_walks_together(found, first, second) for found in blocks if not found.same_as(func.body.block))
 
 
 def _has_both_or_none(shape: Sequence[Any], first: Any, second: Any) -> bool:
@@ -95,7 +96,7 @@ def _has_both_or_none(shape: Sequence[Any], first: Any, second: Any) -> bool:
 
 
 def _place(shape: Sequence[Any], first: Any, second: Any) -> tuple[int, int] | None:
-    """Find the axes of the two extents, with nothing but axes of one element between them, in a shape without others."""
+    """Find the axes of the two extents in a shape that has each once, with nothing but axes of one element between."""
     using = [axis for axis, extent in enumerate(shape) if _uses(extent, (first, second))]
     if len(using) != 2 or not shape[using[0]].same_as(first) or not shape[using[1]].same_as(second):
         return None
@@ -114,7 +115,9 @@ def _walks_together(block: Any, first: Any, second: Any) -> bool:
     def together(tensor: Any, indices: Sequence[Any]) -> list[Any]:
         """List the indices of an access, but for those along both axes."""
         place = _place(tensor.ty.shape, first, second)
-        walks = place is not None and outer and indices[place[0]].same_as(outer[0]) and indices[place[1]].same_as(inner[0])
+        walks = (
+            place is not None and outer and indices[place[0]].same_as(outer[0]) and indices[place[1]].same_as(inner[0])
+        )
         return [index for axis, index in enumerate(indices) if not walks or axis not in place]
 
     def load(node: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Initial values of reductions put back into the blocks that they were taken out of, and open axes into one.
+"""Initial values of reductions put back into the blocks that they were taken out of.
 
 A kernel of open extents comes to its rule with initial values set apart from loops that may have no iteration. A rule
 that gives every row its initial value before it reduces it wants the one block that computes a row.

@@ -32,6 +32,11 @@ def cases(s: Any) -> dict[str, Case]:
             lambda x: relax.op.nn.softmax(x, 0),
             lambda x: np.exp(x) / np.exp(x).sum(0, keepdims=True),
         ),
+        "long_softmax": (
+            [[3, s]],
+            lambda x: relax.op.nn.softmax(x, -1),
+            lambda x: np.exp(x) / np.exp(x).sum(-1, keepdims=True),
+        ),
         "known_sum": ([[s, 5, 33]], lambda x: relax.op.sum(x, 1), lambda x: x.sum(1)),
     }
 
