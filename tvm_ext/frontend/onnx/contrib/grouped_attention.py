@@ -12,7 +12,6 @@ from tvm_ext.frontend.onnx.ops.attention import (
     allowed_to_bias,
     as_broad_as,
     attend,
-    distances,
     merge_heads,
     places,
     rotate,
@@ -97,19 +96,23 @@ class GroupQueryAttention(Converter):
             key, value = (
                 _with_cache(node, bb, old, new, begins, grows) for old, new in zip(past, (key, value), strict=True)
             )
-        back = add(bb, reshape(bb, begins, (batch, 1, 1, 1)), distances(bb, queries, keys, 0))
+        extra, heads, groups = given["attention_bias"], node.integer("num_heads", 0), node.integer("kv_num_heads", 0)
+        shared = 1 if extra is not None else heads // groups
+        # Heads that share keys and values are rows of one product, so that these are neither copied nor read again.
+        shape = node.dims(query, "query")
+        query = reshape(bb, query, (batch, heads // shared, shared * queries, shape[3]))
+        rows = reshape(bb, concatenate(bb, [places(bb, queries)] * shared, 0), (shared * queries, 1))
+        back = subtract(bb, add(bb, reshape(bb, begins, (batch, 1, 1, 1)), rows), places(bb, keys))
         window = node.integer("local_window_size", -1)
         allowed = allowed_distances(bb, back, causal=True, left=window - 1 if window > 0 else -1, right=-1)
         bias = allowed_to_bias(bb, allowed, dtype_of(query))
-        extra = given["attention_bias"]
         if extra is not None:
-            bias = add(
-                bb, bias, as_broad_as(bb, known(node, extra), (batch, node.dims(query, "query")[1], queries, keys))
-            )
+            bias = add(bb, bias, as_broad_as(bb, known(node, extra), (batch, heads, queries, keys)))
         scale = node.number("scale", 0.0) or None
         result, _ = attend(
             node, bb, query, key, value, scale, bias, node.number("softcap", 0.0), sees_some=extra is None
         )
+        result = reshape(bb, result, shape)
         return node.outputs([merge_heads(node, bb, result), key, value])
 
     @staticmethod
