@@ -115,10 +115,11 @@ def _walks_together(block: Any, first: Any, second: Any) -> bool:
     def together(tensor: Any, indices: Sequence[Any]) -> list[Any]:
         """List the indices of an access, but for those along both axes."""
         place = _place(tensor.ty.shape, first, second)
-        walks = (
-            place is not None and outer and indices[place[0]].same_as(outer[0]) and indices[place[1]].same_as(inner[0])
-        )
-        return [index for axis, index in enumerate(indices) if not walks or axis not in place]
+        if place is None or not outer:
+            return list(indices)
+        if not indices[place[0]].same_as(outer[0]) or not indices[place[1]].same_as(inner[0]):
+            return list(indices)
+        return [index for axis, index in enumerate(indices) if axis not in place]
 
     def load(node: Any) -> Any:
         rest = sum(together(node.source, node.indices), start=tirx.const(0, "int64"))

@@ -120,7 +120,10 @@ def serial_work(func: tirx.PrimFunc) -> int:
 
 
 def _work(statement: Any, times: int) -> int:
+    """Count the statements that are executed outside of loops that are shared out among threads."""
     if isinstance(statement, tirx.For):
+        if statement.kind == tirx.ForKind.PARALLEL:
+            return 0
         extent = statement.extent
         return _work(statement.body, times * (int(extent) if isinstance(extent, tirx.IntImm) else OPEN_EXTENT))
     if isinstance(statement, tirx.SeqStmt):

@@ -85,6 +85,7 @@ def test_values(name: str) -> None:
             np.testing.assert_allclose(found, meaning(x.astype("float64")), rtol=1e-5, atol=error, err_msg=str(x.shape))
 
 
+@pytest.mark.filterwarnings("error:one thread computes")
 def test_nan_stays_in_its_group() -> None:
     executable = tvm.compile(build(group_norm), native_target(), relax_pipeline="tvm_ext")
     x = np.ones((1, CHANNELS, 7, 17), "float32")
