@@ -32,6 +32,9 @@ from tvm_ext.schedules.rule import ScheduleRule, apply_rules, new_schedule
 OPEN_KERNEL_ATTRIBUTE = "tvm_ext.open_kernel"
 """Attribute of a copy with known extents: the kernel that it is a copy of, as JSON."""
 
+EXTENTS_ATTRIBUTE = "tvm_ext.open_extents"
+"""Attribute of a copy: its extents, in the order of :func:`open_extents`."""
+
 VERSIONS_ATTRIBUTE = "tvm_ext.versions"
 """Attribute of a kernel of open extents: its versions, as JSON; without it, it has one, with the rule's own choices."""
 
@@ -152,8 +155,18 @@ def written(func: PrimFunc, write: Callable[[], None]) -> PrimFunc:
     return PrimFunc(func.params, builder.get().body, func.ret_type, func.attrs)
 
 
+def _is_among(variable: Any, others: Sequence[Any]) -> bool:
+    return any(variable.same_as(other) for other in others)
+
+
 def has_open_choices(func: PrimFunc, target: tvm.target.Target, rules: Sequence[ScheduleRule]) -> bool:
-    """Whether one of the rules writes a kernel of open extents in more ways than one."""
+    """Whether one of the rules writes a kernel of open extents in more ways than one.
+
+    A kernel that takes a number that is none of its extents cannot be timed by itself.
+    """
+    extents = open_extents(func)
+    if not all(tirx.is_buffer_var(param) or _is_among(param, extents) for param in func.params):
+        return False
     for rule in rules:
         try:
             kernel = rule.read(func, target) if isinstance(rule, OpenRule) else None
@@ -181,8 +194,10 @@ def copy_with(func: PrimFunc, extents: Sequence[int]) -> PrimFunc:
     variables = open_extents(kernel)
     values = {var: tirx.const(extent, var.ty.dtype) for var, extent in zip(variables, extents, strict=True)}
     # As numbers that the kernel takes they can be given, whatever the shapes make of them.
-    taking = PrimFunc([*kernel.params, *variables], kernel.body, kernel.ret_type, kernel.attrs)
-    return taking.specialize(values).with_attr(OPEN_KERNEL_ATTRIBUTE, tvm.ir.save_json(kernel))
+    numbers = [variable for variable in variables if not _is_among(variable, kernel.params)]
+    taking = PrimFunc([*kernel.params, *numbers], kernel.body, kernel.ret_type, kernel.attrs)
+    noted = {OPEN_KERNEL_ATTRIBUTE: tvm.ir.save_json(kernel), EXTENTS_ATTRIBUTE: list(extents)}
+    return taking.specialize(values).with_attrs(noted)
 
 
 def original_of(func: PrimFunc) -> PrimFunc | None:
@@ -229,4 +244,8 @@ def written_open(func: PrimFunc, target: tvm.target.Target, rules: Sequence[Sche
         return None
     kernel = with_versions(original, [Version(None, picks)])
     written = apply_rules(kernel, target, rules)
+    # Numbers that a kernel takes beside its tensors are no arguments of the copy.
+    extents = zip(open_extents(written), func.attrs[EXTENTS_ATTRIBUTE], strict=True)
+    taken = {var: tirx.const(int(number), var.ty.dtype) for var, number in extents if _is_among(var, written.params)}
+    written = written.specialize(taken) if taken else written
     return written.with_attr("global_symbol", func.attrs["global_symbol"]) if "global_symbol" in func.attrs else written

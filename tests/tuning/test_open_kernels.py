@@ -343,6 +343,22 @@ def test_tuning_times_each_size_and_the_network_with_all_of_them(measurer: Measu
     )
 
 
+@pytest.mark.torch
+def test_kernels_that_take_extents_as_numbers_can_be_timed(measurer: Measurer, tmp_path: Path) -> None:
+    """A padded picture tells its extents only with what was added to them."""
+    torch = pytest.importorskip("torch")
+    convolution = torch.nn.Conv2d(3, 17, 3, padding=1)
+    picture = torch.randn(1, 3, 16, 20)
+    dims = {2: torch.export.Dim("h", min=8, max=64), 3: torch.export.Dim("w", min=8, max=64)}
+    model = import_model(torch.export.export(convolution, (picture,), dynamic_shapes=({**dims},)))
+    result = tune(model, native_target(), tmp_path, 6, recipe("random"), batch=3, measurer=measurer, confirm=False)
+    assert [kernel.failed for kernel in result.kernels] == [0] * len(result.kernels)
+    assert len({kernel.best for kernel in result.kernels}) == 3
+    compiled = tvm_ext.compile(model, work_dir=tmp_path)
+    (found,) = compiled.run([picture.numpy()]).values()
+    np.testing.assert_allclose(found, convolution(picture).detach().numpy(), rtol=1e-4, atol=1e-4)
+
+
 def spec(*shape: str | int, ranges: tuple[tuple[int, int | None] | None, ...] = ()) -> TensorSpec:
     return TensorSpec("x", shape, "float32", ranges=ranges)
 

@@ -48,7 +48,8 @@ def extents_of_calls(
 
 def _of_call(func: tirx.PrimFunc, call: Any, known: Mapping[str, Any]) -> dict[Any, Any]:
     results = call.ty_args[0]
-    types = [*(item.ty for item in call.args[1].fields), *(getattr(results, "fields", None) or [results])]
+    given_types = (item.ty for item in call.args[1].fields if not isinstance(item.ty, tvm.ir.PrimType))
+    types = [*given_types, *(getattr(results, "fields", None) or [results])]
     bound: dict[Any, Any] = dict(known)  # a kernel may name extents of the function that calls it
     for tensor, given in zip(filter(tirx.is_buffer_var, func.params), types, strict=False):
         if getattr(given, "shape", None) is None:

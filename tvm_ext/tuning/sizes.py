@@ -44,7 +44,9 @@ def sizes_to_tune(model: ImportedModel, given: Sequence[Mapping[str, int]] = ())
     ranges = {name: (least[name], most[name]) for name in least}
     if not ranges:
         if given:
-            raise OptionError("option sizes: all extents of the model are fixed; leave it out")
+            raise OptionError(
+                "option sizes: all extents of the model are fixed; leave it out, or keep some open with dynamic"
+            )
         return []
     if given:
         return [_checked(size, ranges, specs, conditions) for size in given]
