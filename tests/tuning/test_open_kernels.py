@@ -32,13 +32,12 @@ from tvm_ext.schedules.cpu import RULES
 from tvm_ext.schedules.open_versions import VERSIONS_ATTRIBUTE, original_of, picks_of
 from tvm_ext.schedules.recorded_versions import recorded_versions
 from tvm_ext.schedules.rule import tunable_schedule, tunable_with
-from tvm_ext.tensor_spec import TensorSpec
 from tvm_ext.tuners.measure.code import build
 from tvm_ext.tuners.measure.measurer import Measurer
 from tvm_ext.tuners.measure.worker import Timing
 from tvm_ext.tuners.recipes import recipe
 from tvm_ext.tuning import Task, kernels_to_tune, network_confirmation, tune
-from tvm_ext.tuning.sizes import parse_size, sizes_to_tune
+from tvm_ext.tuning.sizes import sizes_to_tune
 
 RNG = np.random.default_rng(0)
 
@@ -99,10 +98,6 @@ def onnx_of(name: str) -> onnx.ModelProto:
 
 def imported(name: str) -> ImportedModel:
     return import_model(onnx_of(name), dynamic=MODELS[name][1])
-
-
-def of_specs(*specs: TensorSpec, conditions: tuple[str, ...] = ()) -> ImportedModel:
-    return ImportedModel(tvm.IRModule(), specs, (), "specs", (), conditions)
 
 
 def copies(model: ImportedModel, *sizes: Mapping[str, int]) -> list[Task]:
@@ -359,40 +354,6 @@ def test_kernels_that_take_extents_as_numbers_can_be_timed(measurer: Measurer, t
     np.testing.assert_allclose(found, convolution(picture).detach().numpy(), rtol=1e-4, atol=1e-4)
 
 
-def spec(*shape: str | int, ranges: tuple[tuple[int, int | None] | None, ...] = ()) -> TensorSpec:
-    return TensorSpec("x", shape, "float32", ranges=ranges)
-
-
-@pytest.mark.parametrize(
-    ("specs", "expected"),
-    [
-        ([spec(3, 4)], []),
-        ([spec("n")], [{"n": 1}, {"n": 16}, {"n": 512}]),  # a signal
-        ([spec("n", 4)], [{"n": 1}, {"n": 2}, {"n": 8}]),  # a batch
-        ([spec("n", 4, ranges=((1, 300), None))], [{"n": 1}, {"n": 16}, {"n": 256}]),
-        ([spec("n", ranges=((100, 120),))], [{"n": 100}]),
-        ([spec("n", ranges=((0, 2),))], [{"n": 1}, {"n": 2}]),
-        ([spec("b", "t", ranges=((1, 4), (16, 2048)))], [{"b": 1, "t": 16}, {"b": 2, "t": 64}, {"b": 4, "t": 512}]),
-    ],
-)
-def test_sizes_that_stand_for_a_range(specs: list[TensorSpec], expected: list[dict[str, int]]) -> None:
-    model = of_specs(*specs)
-    assert sizes_to_tune(model) == expected
-
-
-def test_sizes_fit_what_a_model_asks_of_them() -> None:
-    model = of_specs(spec("n", ranges=((3, 500),)), conditions=("n % 6 == 0",))
-    assert sizes_to_tune(model) == [{"n": 6}], "powers of two are left out where they do not fit"
-    assert sizes_to_tune(model, [{"n": 12}]) == [{"n": 12}]
-    with pytest.raises(OptionError, match=r"n=8 does not fulfil n % 6 == 0"):
-        sizes_to_tune(model, [{"n": 8}])
-
-
-def test_sizes_of_dimensions_that_are_computed_follow() -> None:
-    model = of_specs(spec("n", ranges=((2, 8),)), spec("4*n"))
-    assert sizes_to_tune(model, [{"n": 3}]) == [{"n": 3, "4*n": 12}]
-
-
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
@@ -418,13 +379,3 @@ def test_a_model_of_open_extents_without_products_has_nothing_to_tune(tmp_path: 
     model = import_model(model_of(nodes, [], x=["n", 33]), dynamic={"n": (1, 8)})
     with pytest.raises(TuningError, match="nothing to tune"):
         tune(model, native_target(), tmp_path, 1, recipe("random"))
-
-
-@pytest.mark.parametrize("text", ["", "n", "n=", "=3", "n=-1", "n=1,n=2", "n=1.5", "n=1,,m=2"])
-def test_sizes_of_the_command_line_that_are_none(text: str) -> None:
-    with pytest.raises(OptionError, match="option --size"):
-        parse_size(text)
-
-
-def test_sizes_of_the_command_line() -> None:
-    assert parse_size("batch=1, seq=128") == {"batch": 1, "seq": 128}

@@ -16,6 +16,9 @@ LONGEST = 512
 MOST = 8
 """The same for a batch without an end."""
 
+NEAR = 64
+"""Sizes that are tried below one that a model does not accept."""
+
 FORM = "write batch=1,seq=128"
 
 
@@ -31,8 +34,8 @@ def sizes_to_tune(model: ImportedModel, given: Sequence[Mapping[str, int]] = ())
     Returns
     -------
     list of dict from str to int
-        Of every dimension. By default a small size, a middling one and a large one, in powers of two, as far as they
-        fit what the model says of its dimensions.
+        Of every dimension. By default a small size, a middling one and a large one: powers of two, or the nearest below
+        that fit what the model says of its dimensions.
 
     Raises
     ------
@@ -54,10 +57,10 @@ def sizes_to_tune(model: ImportedModel, given: Sequence[Mapping[str, int]] = ())
     batches = {spec.shape[0] for spec in specs if len(spec.shape) > 1}  # what inputs of more than one axis begin with
     for share in (0.0, 0.5, 1.0):
         wanted = {name: _between(*limits, share, name in batches) for name, limits in ranges.items()}
-        size = smallest_extents(specs, wanted, conditions)
-        if share == 0.0 and not _fits(size, conditions):
-            size = smallest_extents(specs, None, conditions)
-        if _fits(size, conditions) and size not in found:
+        smaller = ({name: max(least[name], size - less) for name, size in wanted.items()} for less in range(NEAR))
+        near = (smallest_extents(specs, size, conditions) for size in [*smaller, None])
+        size = next((size for size in near if _fits(size, conditions)), None)
+        if size is not None and size not in found:
             found.append(size)
     return found
 
