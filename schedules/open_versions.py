@@ -13,6 +13,7 @@ them at its root block, and the open kernel is written with what is noted there.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -100,14 +101,14 @@ class OpenKernel(Protocol):
         """Emit the kernel with some choices."""
 
 
-class OpenRule:
+class OpenRule(ABC):
     """A rule that writes kernels of open extents; only copies with known extents can be tuned."""
 
     name: str
 
+    @abstractmethod
     def read(self, func: PrimFunc, target: tvm.target.Target) -> OpenKernel | None:
         """Read a kernel; None: not mine."""
-        raise NotImplementedError
 
     def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
         """Give the kernel, written out in the versions that are noted; of a copy with ``tunable``, its choices."""
