@@ -41,6 +41,8 @@ from tvm_ext.passes.indexing import INDEXING_LEGALIZATIONS
 from tvm_ext.passes.inputs_kept import foreign_kernels
 from tvm_ext.passes.keep_returned import keep_returned
 from tvm_ext.passes.limit_recomputation import limit_recomputation
+from tvm_ext.passes.named_extents import named_extents
+from tvm_ext.passes.one_form import one_form
 from tvm_ext.passes.outline_branches import outline_branches
 from tvm_ext.passes.plain_broadcasts import plain_broadcasts
 from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
@@ -163,6 +165,7 @@ def legalize(backend: Backend, target: tvm.target.Target, options: PipelineOptio
         *foreign_kernels(),
         wide_concatenations(),
         legalize_once(RESIZE_LEGALIZATIONS | INDEXING_LEGALIZATIONS | dict(backend.legalizations or {})),
+        named_extents(for_fusion=True),
         relax.transform.AnnotateTIROpPattern(),
         slice_patterns(),
         fold_the_rest(),
@@ -193,7 +196,7 @@ def fuse(
         grouped = fuse_by_mapping_types(
             rules=backend.rules, profiles=options.fuse_profiles, behind=merged, runs_here=runs_here
         )
-    fusion = [limit_recomputation(), traced_grouping(grouped), *merged]
+    fusion = [one_form(), limit_recomputation(), traced_grouping(grouped), *merged]
     if options.memory == "arena":
         return [fuse_for_arena(fusion)]
     return [*([isolate_concatenations()] if options.memory == "optimal" else []), *fusion]

@@ -71,5 +71,6 @@ def test_random_search_learns_nothing() -> None:
     for _ in range(4):
         candidates = made.generate_measure_candidates()
         made.notify_runner_results(candidates, [ms.runner.RunnerResult([1e-6], None) for _ in candidates])
-    assert len(tuner.measurements) == 16
+    assert made.trials == 16  # those that give a kernel once more are told to the tuner and cost none
+    assert len(tuner.measurements) >= 16
     assert tuner.effort.iterations == 0
