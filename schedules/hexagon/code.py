@@ -102,7 +102,7 @@ def _sequence(statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
     return statements[0] if len(statements) == 1 else tirx.SeqStmt(list(statements))
 
 
-def intrinsic(name: str, lanes: int, *arguments: Any) -> Any:
+def intrinsic(name: str, lanes: int, *arguments: Any, inlined: bool = True) -> Any:
     """Call an instruction of HVX, by the name that LLVM has for it.
 
     Parameters
@@ -113,9 +113,14 @@ def intrinsic(name: str, lanes: int, *arguments: Any) -> Any:
         int32 lanes of the result: 32 for a register, 64 for a pair.
     *arguments
         Registers as vectors of int32, scalars as int32.
+    inlined : bool
+        Whether TVM may write the call out wherever a name for it is used, as it does with all that has no effects.
+        Where names are used several times, one on top of the other, the kernel grows with each, and so does the time of
+        every pass; LLVM merges the calls again either way.
     """
     dtype = "int32" if lanes == 1 else f"int32x{lanes}"
-    return tirx.call_llvm_pure_intrin(dtype, f"llvm.hexagon.V6.{name}.128B", *arguments)
+    call = tirx.call_llvm_pure_intrin if inlined else tirx.call_llvm_intrin
+    return call(dtype, f"llvm.hexagon.V6.{name}.128B", *arguments)
 
 
 def words(value: Any, lanes: int = WORDS) -> Any:

@@ -111,7 +111,8 @@ def quantize(size: int, scale: float, zero_point: int, name: str = "quantize") -
             order.append(order[-1])
         low = intrinsic("vpackwh.sat", WORDS, below[1], below[0])
         high = intrinsic("vpackwh.sat", WORDS, below[3], below[2])
-        bytes_below = code.let("bytes", intrinsic("vpackhub.sat", WORDS, high, low))
+        # Four look-ups read the bytes several times each: written out, the kernel were two hundred times as long.
+        bytes_below = code.let("bytes", intrinsic("vpackhub.sat", WORDS, high, low, inlined=False))
         planes = [code.let("plane", looked_up(bytes_below, pair)) for pair in halves]
         next_one = joined_columns(code, planes)
         found = []

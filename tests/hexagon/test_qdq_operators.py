@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -19,6 +23,11 @@ QUICK: tuple[tuple[str, dict[str, Make], tuple[int, ...]], ...] = (
     ("gemm", MATRICES, (3, 7)),
 )
 """Few, each of another kind."""
+
+A_FEW = 8
+"""Operators of a model, which then takes seconds to compile, not minutes."""
+
+TARGETS = ("hexagon-v67", "hexagon-v68", "hexagon-v69", "hexagon-v73")
 
 
 @pytest.fixture(autouse=True)
@@ -38,20 +47,24 @@ def test_a_few_operators(activations: str, target: str, monkeypatch: pytest.Monk
     assert run_cases(cases, target) == []
 
 
+def _parts() -> Iterator[Any]:
+    """A few operators at a time, each on all shapes, and on another processor from shape to shape."""
+    for makes, shapes in SHAPES:
+        for first, shape in itertools.product(range(0, len(makes), A_FEW), shapes):
+            names = list(makes)[first : first + A_FEW]
+            target = TARGETS[(first // A_FEW + shapes.index(shape)) % len(TARGETS)]
+            yield pytest.param(
+                {name: makes[name] for name in names}, shape, target, id=f"{names[0]}-{'x'.join(map(str, shape))}"
+            )
+
+
 @needs_emulator
 @pytest.mark.slow
 @pytest.mark.parametrize("activations", ["uint8", "int8"])
-@pytest.mark.parametrize(
-    ("makes", "shape"),
-    [(makes, shape) for makes, shapes in SHAPES for shape in shapes],
-    ids=lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else "",
-)
-@pytest.mark.parametrize("part", range(4))
-def test_every_operator(makes: dict[str, Make], shape: tuple[int, ...], activations: str, part: int) -> None:
-    cases = [draw_case(name, make, shape, activations) for name, make in list(makes.items())[part::4]]
-    if not cases:
-        pytest.skip("fewer operators than parts")
-    assert run_cases(cases, f"hexagon-{('v67', 'v68', 'v69', 'v73')[part]}") == []
+@pytest.mark.parametrize(("makes", "shape", "target"), list(_parts()))
+def test_every_operator(makes: dict[str, Make], shape: tuple[int, ...], target: str, activations: str) -> None:
+    cases = [draw_case(name, make, shape, activations) for name, make in makes.items()]
+    assert run_cases(cases, target) == []
 
 
 def test_what_is_off_is_noticed() -> None:

@@ -59,20 +59,31 @@ def assembly(mod: tvm.IRModule, target: tvm.target.Target, options: tuple[str, .
     CompileError
         If a parameter is not a buffer, or a kernel calls what only TVM's own runtime has.
     """
+    return assemblies(mod, target, [options])[0]
+
+
+def assemblies(mod: tvm.IRModule, target: tvm.target.Target, choices: Sequence[tuple[str, ...]]) -> list[str]:
+    """Generate the assembly of kernels several times, once for each of ``choices`` of options; as :func:`assembly`.
+
+    Options are those of LLVM, so TVM's passes, which take most of the time, run once.
+    """
     refuse_packed_calls(mod)
-    target = code_target(target, options)
+    target = code_target(target)
     mod = tirx.transform.BindTarget(target)(mod)
     pipeline, finalize, _ = tirx.get_default_tir_pipeline(target)
     with tvm.transform.PassContext(disabled_pass=_PACKED_INTERFACE):
         mod = pipeline(mod)
     plain = {global_var: _of_pointers(global_var.name_hint, func) for global_var, func in mod.functions.items()}
     mod = finalize()(tvm.IRModule(plain, attrs=mod.attrs))
-    text = _generated(mod, target)
-    return _generated(mod, code_target(target, (*options, NOT_IN_ORDER))) if IN_ORDER in text else text
+    return [_generated(mod, target, options) for options in choices]
 
 
-def _generated(mod: tvm.IRModule, target: tvm.target.Target) -> str:
-    return without_debugging(str(tvm.get_global_func("target.build.llvm")(mod, target).inspect_source("asm")))
+def _generated(mod: tvm.IRModule, target: tvm.target.Target, options: tuple[str, ...]) -> str:
+    build = tvm.get_global_func("target.build.llvm")
+    text = without_debugging(str(build(mod, code_target(target, options)).inspect_source("asm")))
+    if IN_ORDER in text and NOT_IN_ORDER not in options:
+        return _generated(mod, target, (*options, NOT_IN_ORDER))
+    return text
 
 
 def refuse_packed_calls(mod: tvm.IRModule, nodes: Mapping[str, Sequence[str]] | None = None) -> None:

@@ -144,14 +144,19 @@ def choose(
 
     best = cost()
     for _ in range(2):
+        before = list(chosen)
         for number in sorted(range(len(blocks)), key=lambda name: -times[name]):
             for index in range(len(candidates[number])):
                 kept = chosen[number]
+                if timings[number][index] == timings[number][kept]:  # it costs the same
+                    continue
                 chosen[number] = index
                 if (new := cost()) < best:
                     best = new
                 else:
                     chosen[number] = kept
+        if chosen == before:
+            break
     return [list(found[index]) for found, index in zip(candidates, chosen, strict=True)]
 
 

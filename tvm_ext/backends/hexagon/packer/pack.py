@@ -17,7 +17,7 @@ from pathlib import Path
 
 import tvm
 
-from tvm_ext.backends.hexagon.code import UNPACKETIZED, assembly
+from tvm_ext.backends.hexagon.code import UNPACKETIZED, assemblies
 from tvm_ext.backends.hexagon.packer.assembly import Block, functions, written
 from tvm_ext.backends.hexagon.packer.function import FunctionPacking, Ways
 from tvm_ext.backends.hexagon.packer.memory import Memory
@@ -94,7 +94,7 @@ def packed_kernels(mod: tvm.IRModule, target: tvm.target.Target, share: float = 
         Its text is what :func:`tvm_ext.backends.hexagon.code.assemble` takes.
     """
     names = [str(global_var.name_hint) for global_var in mod.functions]
-    text, reference = assembly(mod, target, UNPACKETIZED), assembly(mod, target)
+    text, reference = assemblies(mod, target, [UNPACKETIZED, ()])
     return pack_assembly(text, reference, names, share=share, processor=processor_of(target))
 
 
