@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -48,10 +49,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A module's ``GENERATOR`` starts anew with each test: its values do not depend on the tests run before."""
+    """Generators start anew with each test, a module's ``GENERATOR`` and torch's: no test depends on those before."""
     module = getattr(item, "module", None)
     if hasattr(module, "GENERATOR"):
         module.GENERATOR = np.random.default_rng(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -77,9 +77,9 @@ def test_importing_tvm_ext_is_quick_and_imports_nothing_heavy() -> None:
         for _ in range(5):
             for name in ours():
                 del sys.modules[name]
-            start = time.perf_counter()
+            start = time.process_time()
             import tvm_ext
-            seconds.append(time.perf_counter() - start)
+            seconds.append(time.process_time() - start)
         print(json.dumps([seconds, sorted(set(sys.modules) - before)]))
     """
     seconds, added = json.loads(output_of(source))

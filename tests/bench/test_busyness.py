@@ -20,9 +20,12 @@ def spinning() -> Iterator[int]:
 
 def test_processor_time_of_a_spinning_process_grows(spinning: int) -> None:
     before, start = processor_seconds(spinning), time.monotonic()
-    time.sleep(0.5)
-    used = processor_seconds(spinning) - before
-    assert 0.1 <= used <= time.monotonic() - start + 0.05
+    used = 0.0
+    while used < 0.1:  # soon, if the machine has nothing else to do
+        assert time.monotonic() - start < 30
+        time.sleep(0.1)
+        used = processor_seconds(spinning) - before
+    assert used <= time.monotonic() - start + 0.05
 
 
 def test_a_process_that_is_gone_has_used_nothing() -> None:

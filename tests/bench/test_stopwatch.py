@@ -36,7 +36,7 @@ def test_bench_agrees_with_the_stopwatch(engine: str, model: str) -> None:
     if engine != "tvm":
         pytest.importorskip(engine)
     path = get(model).onnx_path()
-    seen = []
+    seen, was_quiet = [], False
     for _ in range(ATTEMPTS):
         before = stopwatch(path, engine, 2.0)
         result = compare(path, [engine], threads=1)
@@ -50,7 +50,11 @@ def test_bench_agrees_with_the_stopwatch(engine: str, model: str) -> None:
         seen.append((before, median, after, result.noise_ratio))
         if noise < AGREEMENT and agreement < AGREEMENT:
             return
-    pytest.fail(f"{engine}: stopwatch before, bench, stopwatch after (ms), bench noise: {seen}")
+        was_quiet |= noise < AGREEMENT
+    found = f"{engine}: stopwatch before, bench, stopwatch after (ms), bench noise: {seen}"
+    if was_quiet:
+        pytest.fail(found)
+    pytest.skip(f"other programs keep the machine busy, so that the stopwatch disagrees with itself; {found}")
 
 
 def test_laps_are_the_time_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:

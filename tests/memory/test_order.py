@@ -135,9 +135,9 @@ def test_a_machine_on_which_everything_takes_longer_gives_the_same_plan(monkeypa
     ids=["5000 nodes", "200 chains", "400 nodes of random wiring", "200 nodes without edges"],
 )
 def test_large_and_wide_graphs_end_in_time_with_a_gap(graph):
-    started = time.monotonic()
+    started = time.process_time()
     plan = plan_order(graph, OrderOptions(effort=1 * SECOND))
-    assert time.monotonic() - started < 15  # on a busy machine; by itself it takes 1.1 s
+    assert time.process_time() - started < 15  # it takes 1.1 s
     check_order(graph, plan.order)
     assert plan.lower_bound <= plan.peak == peak_bytes(graph, plan.order) <= plan.given_peak
     assert plan.gap >= 0

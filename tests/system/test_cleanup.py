@@ -157,5 +157,5 @@ print(child.pid, grandchild, child.wait())
 
 
 def test_nothing_to_end() -> None:
-    source = "import time; start = time.monotonic(); from tvm_ext.system.cleanup import end_children; end_children(5.0)"
+    source = "import time; from tvm_ext.system.cleanup import end_children; start = time.monotonic(); end_children(5.0)"
     subprocess.run([sys.executable, "-c", f"{source}; assert time.monotonic() - start < 4"], check=True)

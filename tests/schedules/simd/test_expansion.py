@@ -21,9 +21,9 @@ from tvm_ext.schedules.simd.expansion import expand_all
 
 def test_deeply_nested_functions_compile_quickly() -> None:
     x = np.linspace(-3, 3, 1024).astype(np.float32)
-    start = time.perf_counter()
+    start = time.process_time()
     result = evaluate(lambda v: tirx.tanh(tirx.log(tirx.exp(tirx.tanh(v)) + 1)), x, TARGETS["native"])
-    assert time.perf_counter() - start < 20  # with nested names it takes hours
+    assert time.process_time() - start < 20  # with nested names it takes hours
     np.testing.assert_allclose(result, np.tanh(np.log(np.exp(np.tanh(x.astype(np.float64))) + 1)), rtol=1e-6)
 
 
@@ -35,9 +35,9 @@ def test_functions_in_an_unrolled_tile_compile_quickly() -> None:
         shifted = builder.normalize(relax.op.add(exponential, relax.const(1.0)))
         return relax.op.permute_dims(builder.normalize(relax.op.log(shifted)), [0, 2, 1])
 
-    start = time.perf_counter()
+    start = time.process_time()
     compiled = tvm_ext.compile(graph(softplus, [(x.shape, "float32")]), fuse="mapping-type")
-    assert time.perf_counter() - start < 15  # with nested names it takes more than half a minute
+    assert time.process_time() - start < 15  # with nested names it takes more than half a minute
     (result,) = compiled.run([x]).values()
     np.testing.assert_allclose(result, np.log1p(np.exp(x.astype(np.float64))).transpose(0, 2, 1), rtol=1e-6, atol=1e-7)
 

@@ -15,7 +15,7 @@ from tvm_ext.tuners.recipes import recipe
 def _sketches(count: int) -> tuple[tvm.IRModule, list[Schedule]]:
     mod, found = matmul(64, 64, 64), []
     for number in range(count):
-        schedule = Schedule(mod)
+        schedule = Schedule(mod, seed=number + 1)
         tiled(schedule)
         if number:
             schedule.annotate(schedule.get_loops(schedule.get_sblock("c"))[0], "pragma_sketch", number)

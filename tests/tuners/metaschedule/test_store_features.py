@@ -23,10 +23,13 @@ SPACE = ms.space_generator.ScheduleFn
 
 def test_features_are_of_the_code_that_is_scheduled() -> None:
     mod = matmul()
-    space = TraceSpace.of(tiled(Schedule(mod)), mod)
+    space = TraceSpace.of(tiled(Schedule(mod, seed=1)), mod)
     with only_tensor_intrinsics():
         context = ms.TuneContext(
-            mod, target=native_target(), space_generator=SPACE(tiled, sch_rules=[], postprocs=[], mutator_probs={})
+            mod,
+            target=native_target(),
+            space_generator=SPACE(tiled, sch_rules=[], postprocs=[], mutator_probs={}),
+            rand_state=1,
         )
     features = StoreFeatures(space.schedule, context)
     vectors = [tuple(row) for row in space.space.random(np.random.default_rng(0), 20).tolist()]

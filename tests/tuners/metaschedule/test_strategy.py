@@ -194,7 +194,7 @@ def test_tune_relax_with_the_stock_design_space(measurer: Measurer, tmp_path: Pa
 def test_what_failed_is_not_tried_again(tmp_path: Path) -> None:
     """A database's query for the best records leaves out those that failed."""
     mod, target = matmul(), native_target()
-    schedule = Schedule(mod)
+    schedule = Schedule(mod, seed=1)
     tiled(schedule)
     space = TraceSpace.of(schedule, mod)
     database = ms.database.MemoryDatabase()

@@ -140,7 +140,7 @@ def test_loops_of_a_gpu_are_learnt_from_nothing_and_the_run_says_so() -> None:
     space = ms.space_generator.ScheduleFn(tiled, sch_rules=[], postprocs=[], mutator_probs={})
     strategy = TunerStrategy(recipe("evolution_loops"))
     with only_tensor_intrinsics():
-        context = ms.TuneContext(mod, target=target, space_generator=space, search_strategy=strategy)
+        context = ms.TuneContext(mod, target=target, space_generator=space, search_strategy=strategy, rand_state=1)
     strategy._initialize_with_tune_context(context)
     strategy.pre_tuning(16, 8, context.generate_design_space())
     candidates = strategy.generate_measure_candidates()
