@@ -17,12 +17,20 @@ from tests.shapes.random_networks import draw, quiet  # noqa: E402
 SIZES = ((1, 1, 1), (2, 7, 9), (1, 17, 1), (3, 1, 31), (4, 33, 40))
 
 
-def check(seed: int) -> None:
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"fuse": "mapping-type", "rewrite": "fast", "winograd": False},
+    {"fuse": "mapping-type", "rewrite": "strict", "memory": "optimal", "embed": "all"},
+    {"memory": "stock", "prologues": False, "embed": "off"},
+)
+
+
+def check(seed: int, **options: Any) -> None:
     """Compile one network and run it at all sizes."""
     network = draw(seed)
     model = network.model()
     session = onnxruntime.InferenceSession(model.SerializeToString(), quiet())
-    compiled = tvm_ext.compile(model, dynamic=network.dynamic)
+    compiled = tvm_ext.compile(model, dynamic=network.dynamic, **options)
     feeds = [network.feeds(size, seed) for size in SIZES]
     expected = [session.run(None, given) for given in feeds]
     with ThreadPoolExecutor(2) as pool:
@@ -39,11 +47,11 @@ def check(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_networks(seed: int) -> None:
-    check(seed)
+    check(seed, **OPTIONS[seed % len(OPTIONS)])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(0, 200, 10))
 def test_many_random_networks(start: int) -> None:
     for seed in range(start, start + 10):
-        check(1000 + seed)
+        check(1000 + seed, **OPTIONS[seed % len(OPTIONS)])

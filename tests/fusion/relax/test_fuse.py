@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from tvm import relax
 from tvm.relax import op
 
+import tvm_ext
+from tests.frontend.onnx.text import graph
 from tests.modules import MODULES, arguments, run
 from tests.zoo import get
 from tvm_ext.errors import OptionError
@@ -191,3 +193,24 @@ def test_pipeline(options: dict[str, str]) -> None:
 def test_unknown_choices(options: dict[str, str]) -> None:
     with pytest.raises(OptionError, match=r"unknown value .*, candidates are (stock, mapping-type|off, strict, fast)"):
         relax.get_pipeline("tvm_ext", **options)
+
+
+def test_groups_take_open_extents_that_no_tensor_has_as_such() -> None:
+    """Behind a padding only ``h + 2`` is an extent, and the result has ``h``."""
+    model = graph(
+        "g (float[n,5,h,w] x) => (float[n,8,h,w] y) "
+        "{ a = Conv<pads=[1,1,1,1]>(x, first) b = Conv<pads=[1,1,1,1]>(a, second) y = Relu(b) }",
+        first=np.random.default_rng(0).standard_normal((8, 5, 3, 3)).astype("float32"),
+        second=np.random.default_rng(1).standard_normal((8, 8, 3, 3)).astype("float32"),
+    )
+    results = []
+    for fuse in ("stock", "mapping-type"):
+        compiled = tvm_ext.compile(model, dynamic="n=0..,h=1..,w=1..", fuse=fuse)
+        results.append(
+            [
+                compiled.run({"x": np.random.default_rng(2).standard_normal(shape).astype("float32")})["y"]
+                for shape in ((1, 5, 7, 9), (2, 5, 1, 1), (0, 5, 3, 3), (1, 5, 33, 31))
+            ]
+        )
+    for stock, ours in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, stock, rtol=1e-5, atol=1e-5)

@@ -25,7 +25,8 @@ class Group:
     function : relax.Function
         With the attribute ``Primitive``.
     arguments : tuple
-        What it is called with, variables and constants of the calling function.
+        What it is called with, variables and constants of the calling function; last, as a shape, open extents that
+        none of them has as such (``h`` where only ``h + 2`` is one).
     results : tuple
         The variables that it computes for others.
     name : str
@@ -71,10 +72,16 @@ def group_function(builder: Any, bindings: Sequence[Any], read_by_others: Collec
         output = relax.Var("results", several.ty)
         body.append(relax.VarBinding(output, several))
     names = "_".join(binding.value.args[0].name_hint for binding in bindings)
-    function = relax.Function(
-        list(arguments.values()), relax.SeqExpr([relax.DataflowBlock(body)], output), output.ty
-    ).with_attr("Primitive", True)
-    return Group(function, tuple(arguments), tuple(results), f"fused_{names}"[:_LONGEST_NAME])
+    params, whole = list(arguments.values()), relax.SeqExpr([relax.DataflowBlock(body)], output)
+    extents = list(relax.analysis.free_symbolic_vars(relax.Function(params, whole, output.ty)))
+    given = list(arguments)
+    if extents:
+        params.append(relax.Var("extents", relax.ShapeType(extents)))
+        given.append(relax.ShapeExpr(extents))
+    function = relax.Function(params, whole, output.ty).with_attr("Primitive", True)
+    # Extents that are open have names of their own in every function.
+    function = relax.utils.copy_with_new_vars(function) if extents else function
+    return Group(function, tuple(given), tuple(results), f"fused_{names}"[:_LONGEST_NAME])
 
 
 class Grouper:
