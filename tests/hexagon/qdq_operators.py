@@ -27,6 +27,10 @@ Shape = tuple[int, ...]
 BETWEEN = 1e-3
 """Steps from the middle of two, within which an element may be either of them."""
 
+LEAST_RANGE = 0.1
+"""Of the numbers a result has steps for: where it is 0 alone, as a single element that is normalised, smaller steps would
+be those of float32 itself, and a multiplication that is rounded together with a subtraction is not 0."""
+
 
 @dataclass
 class Draw:
@@ -311,7 +315,7 @@ def draw_case(name: str, make: Make, shape: Shape, activations: str, seed: int =
     x = graph.input()["x"]
     floats = _run(graph.model(result), x).astype("float64")
     least, most = min(floats.min(), 0.0), max(floats.max(), 0.0)
-    step = np.float32(max(most - least, 1e-3) / source.choice([255, 200, 100]))
+    step = np.float32(max(most - least, LEAST_RANGE) / source.choice([255, 200, 100]))
     zero = int(np.clip(round(limits.min - least / float(step)), limits.min, limits.max))
     if name in _OWN_STEPS and source.random() < 0.5:
         step, zero = graph.scales[data], point

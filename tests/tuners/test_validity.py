@@ -87,7 +87,8 @@ def slow(vectors: np.ndarray) -> np.ndarray:
 def test_bad_oracles_are_left_alone_and_the_run_says_so(oracle: Oracle, reason: str) -> None:
     tuner = recipe("validity_asked", 20, 20).tuner(GRID, 2, oracle=oracle)
     assert tuner.validity is not None
-    tuner.validity.limit = 0.05
+    if oracle is slow:
+        tuner.validity.limit = 0.05
     assert len(search(tuner, 60)) == 60
     (note,) = tuner.notes
     assert re.search(reason, note), note

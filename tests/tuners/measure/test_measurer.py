@@ -74,7 +74,7 @@ def test_equal_kernels_are_measured_once(measurer: Measurer) -> None:
 
 
 def test_kernels_are_compared_in_turns(measurer: Measurer) -> None:
-    slow, fast = _calling("usleep", 2000), _calling("usleep", 200)
+    slow, fast = _calling("usleep", 20_000), _calling("usleep", 200)
     rows = [measurer.candidate(mod, native_target()) for mod in (slow, fast)]
     arguments = arguments_of(slow)
     crash = measurer.candidate(_calling("abort"), native_target())
@@ -83,7 +83,7 @@ def test_kernels_are_compared_in_turns(measurer: Measurer) -> None:
         found, nothing, crashed = measurer.compare(groups)
         assert found is not None
         assert [len(times) for times in found] == [2, 2]
-        assert min(found[0]) > max(found[1]) > 0
+        assert min(found[0]) > min(found[1]) > 0
         assert nothing == []
         assert crashed is None
 
@@ -107,7 +107,9 @@ def test_what_was_compared_is_not_compiled_again(measurer: Measurer) -> None:
     measurer.compare([([row], "cpu", arguments_of(module))])
     (worker,) = measurer._compile_in_groups([[row]])
     assert worker is not None
-    assert worker.call(10.0, "build", row.key, row.module_json, row.target_json) < 1e-3
+    other = measurer.candidate(_module(13.0), native_target())
+    again, anew = (worker.call(60.0, "build", it.key, it.module_json, it.target_json) for it in (row, other))
+    assert again < anew / 3
 
 
 def test_the_next_batch_is_compiled_while_one_is_timed() -> None:
