@@ -29,6 +29,9 @@ from tvm_ext.shapes.transfer_shapes import BROADCAST
 _WANT_EQUAL = frozenset([*BROADCAST, "Concat", "PRelu"])
 """Operators whose operands have equal extents, 1 apart."""
 
+_PRODUCTS = frozenset(["MatMul", "MatMulInteger"])
+"""Operators whose operands have equal extents in front of the last two axes, 1 apart."""
+
 _FUNCTIONS = {"floordiv": tirx.floordiv, "floormod": tirx.floormod, "min": tirx.min, "max": tirx.max}
 
 
@@ -114,8 +117,9 @@ class KnownExtents:
         Where two expressions are not proved to be equal, an extent that is not the number 1 is taken to be that of the
         result: each run compares the two, beforehand where that can be said of the inputs.
         """
-        if domain_of(node) != "" or node.op_type not in _WANT_EQUAL:
+        if domain_of(node) != "" or node.op_type not in _WANT_EQUAL | _PRODUCTS:
             return inputs
+        behind = -2 if node.op_type in _PRODUCTS else 0
         result = self.found.facts.get(node.output[0], Fact()).dims
         joined = attribute_of(node, "axis", 0) % len(result) if node.op_type == "Concat" and result else None
         changed = list(inputs)
@@ -124,7 +128,7 @@ class KnownExtents:
             if not isinstance(getattr(value, "ty", None), relax.TensorType) or not dims or len(dims) > len(result):
                 continue
             target = list(dims)
-            for axis in range(-len(dims), 0):
+            for axis in range(-len(dims), behind):
                 wanted = self._extent(result[axis])
                 if axis + len(result) == joined or wanted is None or is_one(dims[axis]):
                     continue

@@ -6,6 +6,7 @@ tables what is known of the variable and returns True when the binding needs no 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -137,11 +138,9 @@ def convolve(
     if not rewriter.fits(rows, shift):
         return None
     if any(padding):
-        top, left, bottom, right = padding
-        widths = [0, 0, 0, 0, top, bottom, left, right]
-        outside = value.zero_point if moved is None else 0
-        data = rewriter.emit(relax.op.nn.pad(data, widths, "constant", float(outside)))
-        if moved is not None:
+        if moved is None:
+            data = _padded(rewriter, data, padding, value.zero_point)
+        else:
             data = _with_borders(rewriter, data, padding, _zero_point(rewriter, value, moved))
     total = rewriter.emit(
         relax.op.nn.conv2d(
@@ -163,13 +162,26 @@ def _zero_point(rewriter: IntegerMutator, value: Quantized, moved: relax.Expr) -
     return rewriter.emit(relax.op.astype(relax.op.reshape(whole, (1, 1, 1, 1)), "uint8"))
 
 
-def _with_borders(rewriter: IntegerMutator, padded: relax.Var, padding: list[int], zero_point: relax.Var) -> relax.Var:
-    """Put a zero point that is known at run time into the borders of an image."""
+def _padded(rewriter: IntegerMutator, data: relax.Expr, padding: Sequence[int], outside: int) -> relax.Var:
+    """Put a number around an image."""
     top, left, bottom, right = padding
-    rows, columns = static_shape(padded)[2:]  # type: ignore[index]
-    inside = np.zeros((1, 1, rows, columns), bool)
-    inside[:, :, top : rows - bottom, left : columns - right] = True
-    return rewriter.emit(relax.op.where(relax.const(inside, "bool"), padded, zero_point))
+    widths = [0, 0, 0, 0, top, bottom, left, right]
+    return rewriter.emit(relax.op.nn.pad(data, widths, "constant", float(outside)))
+
+
+def _with_borders(
+    rewriter: IntegerMutator, data: relax.Expr, padding: Sequence[int], zero_point: relax.Var
+) -> relax.Var:
+    """Put a zero point that is known at run time around an image, whose height and width may be open."""
+    picture = (1, 1, *data.ty.shape.values[2:])
+    if static_shape(data) is None:
+        ones = rewriter.emit(relax.op.full(picture, relax.const(1, "uint8")))
+        inside = rewriter.emit(relax.op.astype(_padded(rewriter, ones, padding, 0), "bool"))
+    else:
+        top, left, bottom, right = padding
+        ones = np.ones([int(extent) for extent in picture], bool)
+        inside = relax.const(np.pad(ones, [(0, 0), (0, 0), (top, bottom), (left, right)]), "bool")
+    return rewriter.emit(relax.op.where(inside, _padded(rewriter, data, padding, 0), zero_point))
 
 
 def _matmul(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
