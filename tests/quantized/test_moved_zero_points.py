@@ -137,3 +137,19 @@ def test_a_value_that_others_read_is_there() -> None:
         helper.make_node("Add", ["m", "d"], ["y"]),
     ]
     check(made(nodes, inputs, constants), inputs)
+
+
+def test_convolutions_of_open_pictures() -> None:
+    values = {
+        "x": helper.make_tensor_value_info("x", TensorProto.UINT8, ["n", 3, "h", "w"]),
+        "z": helper.make_tensor_value_info("z", TensorProto.UINT8, []),
+    }
+    weight = numpy_helper.from_array(integers("int8", 4, 3, 3, 3), "w")
+    node = helper.make_node("ConvInteger", ["x", "w", "z"], ["y"], pads=[1, 0, 2, 1])
+    graph = helper.make_graph([node], "g", list(values.values()), [helper.make_empty_tensor_value_info("y")], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    compiled = tvm_ext.compile(model, dynamic="*")
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for shape in ((1, 3, 3, 3), (2, 3, 17, 7), (3, 3, 31, 33)):
+        inputs = {"x": integers("uint8", *shape), "z": np.array(113, "uint8")}
+        np.testing.assert_array_equal(compiled.run(inputs)["y"], session.run(None, inputs)[0])

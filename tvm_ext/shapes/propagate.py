@@ -31,6 +31,7 @@ from tvm_ext.shapes.lattice import (
     is_float,
     meet_facts,
 )
+from tvm_ext.shapes.operand_extents import relations
 from tvm_ext.shapes.operator_graph import Graph, Limits, Operator
 from tvm_ext.shapes.transfer import Step, Transfer
 
@@ -174,6 +175,7 @@ class _Propagator:
         is_impossible = IMPOSSIBLE.get(operator.kind) if operator.domain in ("", "ai.onnx") else None
         if is_impossible is not None and is_impossible(self._step(operator)):
             self.impossible[index] = operator.label
+        self._relate(operator)
         if operator.kind in _EXECUTED:
             return _EXECUTED[operator.kind](self._step(operator))
         transfer = FORWARD.get(operator.kind) if operator.domain in ("", "ai.onnx", "com.microsoft") else None
@@ -182,6 +184,17 @@ class _Propagator:
         found = transfer(self._step(operator))
         # Statistics and masks beside the result are not described.
         return [fact for position, fact in enumerate(found) if position < len(operator.outputs)]
+
+    def _relate(self, operator: Operator) -> None:
+        """Note which extents of the operands have to be equal, or no larger than others."""
+        step = self._step(operator)
+        ranks = [fact.rank for fact in step.inputs]
+        for item in relations(operator.kind, operator.domain, operator.attributes, ranks):
+            own, other = step.fact(item.position).dims[item.axis], step.fact(item.other).dims[item.other_axis]
+            if item.at_most:
+                step.needs_at_most(own, other)
+            elif not (item.or_one and isinstance(own, int) and own == 1):
+                step.needs_equal(own, other)
 
     def _named(self, index: int, name: str, fact: Fact) -> Fact:
         """Give extents that only a run tells symbols of their own."""

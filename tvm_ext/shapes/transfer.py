@@ -110,6 +110,11 @@ class Step:
         if is_symbolic(size) and not self.at_least(size, number):
             self.assume(f"{size} >= {number}")
 
+    def needs_at_most(self, size: Element, other: Element) -> None:
+        """Note that a size must not exceed another one, where that is not plain."""
+        if is_dim(size) and is_dim(other) and not self.at_least(dim_of(other) - dim_of(size), 0):
+            self.assume(f"{size} <= {other}")
+
     def needs_another_than(self, size: Element, number: int) -> None:
         """Note that an extent must not be a number, where that is not plain."""
         if is_symbolic(size) and not self.at_least(size, number + 1) and not self.at_most(size, number - 1):

@@ -127,6 +127,8 @@ def top_k(step: Step) -> list[Fact]:
     taken = count[0] if count else NOT_CONSTANT
     if isinstance(taken, int | np.integer):
         step.needs_at_least(data[axis], int(taken))
+    else:
+        step.needs_at_most(taken, data[axis])
     return of_shape((*data[:axis], taken, *data[axis + 1 :])) * 2
 
 

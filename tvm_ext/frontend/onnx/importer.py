@@ -252,7 +252,7 @@ class OnnxImporter(ControlFlowConverter):
             return [extents]
         inputs[:] = with_tensors(self.bb, node, inputs)
         if self._known is not None:
-            inputs[:] = self._known.aligned(self.bb, node, inputs)
+            inputs[:] = self._known.aligned(self.bb, node, inputs, node.name in self._always_run)
         if self._checks_values:
             fed = self._inputs.values() if node.name in self._always_run else ()
             with_checked_values(self.bb, node, self._prepared.labels[node.name], inputs, fed)

@@ -6,13 +6,14 @@ the inputs, gets ``match_cast`` to the shape that was found, which compares the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 import tvm
 import tvm_ffi
+from onnx import helper
 from tvm import relax, tirx
 
 from tvm_ext.conditions import names_of
@@ -22,6 +23,8 @@ from tvm_ext.frontend.onnx.operator_graph import operator_graph
 from tvm_ext.frontend.onnx.ops.extents import can_prove, normal, taken_as
 from tvm_ext.graph.symbolic import Dim, Symbolic
 from tvm_ext.shapes.lattice import Fact, is_dim
+from tvm_ext.shapes.operand_extents import Relation, relations
+from tvm_ext.shapes.operator_graph import bounds
 from tvm_ext.shapes.propagate import Propagation, propagate
 from tvm_ext.shapes.subgraphs import shares
 from tvm_ext.shapes.transfer_shapes import BROADCAST
@@ -111,14 +114,22 @@ class KnownExtents:
         if axis < len(dims) and isinstance(dims[axis], Symbolic) and not can_prove(self._extent(dims[axis]) >= least):
             self._needed.append(f"{dims[axis]} >= {least}")
 
-    def aligned(self, bb: relax.BlockBuilder, node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
+    def aligned(
+        self, bb: relax.BlockBuilder, node: onnx.NodeProto, inputs: list[Any], always_runs: bool = True
+    ) -> list[Any]:
         """Give the operands of an operator that wants equal extents the same expressions for them.
 
         Where two expressions are not proved to be equal, an extent that is not the number 1 is taken to be that of the
-        result: each run compares the two, beforehand where that can be said of the inputs.
+        result, or of the other operand (:mod:`tvm_ext.shapes.operand_extents`): each run compares the two, beforehand
+        where that can be said of the inputs, and the node runs whatever the values.
         """
-        if domain_of(node) != "" or node.op_type not in _WANT_EQUAL | _PRODUCTS:
-            return inputs
+        if domain_of(node) == "" and node.op_type in _WANT_EQUAL | _PRODUCTS:
+            inputs = self._broadcast(bb, node, inputs, always_runs)
+        return self._related(bb, node, inputs)
+
+    def _broadcast(
+        self, bb: relax.BlockBuilder, node: onnx.NodeProto, inputs: list[Any], always_runs: bool
+    ) -> list[Any]:
         behind = -2 if node.op_type in _PRODUCTS else 0
         result = self.found.facts.get(node.output[0], Fact()).dims
         joined = attribute_of(node, "axis", 0) % len(result) if node.op_type == "Concat" and result else None
@@ -135,11 +146,41 @@ class KnownExtents:
                 if not can_prove(dims[axis] == wanted):
                     target[axis] = wanted
                     own = self.found.facts.get(node.input[position], Fact()).dims
-                    if len(own) == len(dims) and is_dim(own[axis]):
+                    if always_runs and len(own) == len(dims) and is_dim(own[axis]):
                         self._needed.append(f"{own[axis]} == {result[axis]}")
             if any(not new.same_as(old) for new, old in zip(target, dims, strict=True)):
                 changed[position] = taken_as(bb, value, target)
         return changed
+
+    def _related(self, bb: relax.BlockBuilder, node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
+        shapes = [_extents(value) for value in inputs]
+        attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        ranks = [None if shape is None else len(shape) for shape in shapes]
+        changed: set[int] = set()
+        for item in relations(node.op_type, domain_of(node), attributes, ranks):
+            own, other = _place(item, shapes)
+            if (item.or_one and is_one(own)) or (isinstance(own, tirx.IntImm) and isinstance(other, tirx.IntImm)):
+                continue
+            if can_prove(own <= other if item.at_most else own == other) or (item.at_most and self._fits(node, item)):
+                continue
+            if item.at_most:
+                shapes[item.position][item.axis] = normal(tirx.min(own, other))
+            elif isinstance(own, tirx.IntImm):
+                shapes[item.other][item.other_axis] = own
+            else:
+                shapes[item.position][item.axis] = other
+            changed.add(item.other if isinstance(own, tirx.IntImm) and not item.at_most else item.position)
+        return [
+            taken_as(bb, value, shapes[position]) if position in changed else value
+            for position, value in enumerate(inputs)
+        ]
+
+    def _fits(self, node: onnx.NodeProto, item: Relation) -> bool:
+        """Whether an extent is known not to exceed another one, or each run looks at that beforehand."""
+        own, other = _place(item, [self.found.facts.get(name, Fact()).dims for name in node.input])
+        if not is_dim(own) or not is_dim(other):
+            return False
+        return bounds(other - own, self.found.graph.limits)[0] >= 0 or f"{own} <= {other}" in self.conditions
 
     def settled(self, bb: relax.BlockBuilder, result: Any, name: str) -> Any:
         """Give a result the shape that is known of it, where its type says less."""
@@ -194,6 +235,17 @@ class KnownExtents:
                 term = term * factor
             total = term if total is None else total + term
         return total
+
+
+def _extents(value: Any) -> list[Any] | None:
+    """Extents of a tensor; None of what is none, or where not even the rank is known."""
+    found = getattr(value, "ty", None)
+    return list(found.shape) if isinstance(found, relax.TensorType) and found.shape is not None else None
+
+
+def _place(item: Relation, shapes: Sequence[Any]) -> tuple[Any, Any]:
+    """Give the two extents that a relation is about."""
+    return shapes[item.position][item.axis], shapes[item.other][item.other_axis]
 
 
 def is_one(extent: Any) -> bool:
