@@ -28,8 +28,8 @@ BETWEEN = 1e-3
 """Steps from the middle of two, within which an element may be either of them."""
 
 LEAST_RANGE = 0.1
-"""Of the numbers a result has steps for: where it is 0 alone, as a single element that is normalised, smaller steps would
-be those of float32 itself, and a multiplication that is rounded together with a subtraction is not 0."""
+"""Of the numbers a result has steps for. Where it is nothing but 0, as a single element that is normalised, smaller
+steps would be those of float32 itself: a product that is rounded together with a subtraction leaves more."""
 
 
 @dataclass
