@@ -214,6 +214,8 @@ class _Checker:
         index = self._substituted(index)
         if lanes_of(index) == 1:
             return self._inside(index, extent)
+        if mask is not None and not _holds_masked_load(index):
+            mask = _without_masked_loads(self._substituted(mask))
         lanes: Any = range(lanes_of(index))
         if isinstance(index, prim.Ramp):
             active = lanes_of(index) if mask is None else _prefix(mask)
@@ -362,6 +364,33 @@ def _holds_load(expression: Any) -> bool:
         ],
     )
     return found is not None
+
+
+def _holds_masked_load(expression: Any) -> bool:
+    return tvm_ffi.structural_walk(expression, [(tvm.ir.Call, _if_masked_load)]) is not None
+
+
+def _without_masked_loads(mask: Any) -> Any:
+    """Leave out what a mask asks of elements of tensors, which says nothing of an index and is long; None if all is.
+
+    The lanes that are left take part at least where they did.
+    """
+    if not _holds_masked_load(mask):
+        return mask
+    if isinstance(mask, prim.Select) and _is_false(mask.false_value):
+        parts = [_without_masked_loads(part) for part in (mask.condition, mask.true_value)]
+        if None not in parts:
+            return prim.Select(*parts, mask.false_value)
+        return next((part for part in parts if part is not None), None)
+    name = getattr(getattr(mask, "op", None), "name", "").rpartition(".")[2]
+    if name == "reinterpret" and str(mask.ty.dtype) == str(mask.args[0].ty.dtype):
+        return _without_masked_loads(mask.args[0])
+    return None
+
+
+def _is_false(mask: Any) -> bool:
+    value = mask.value if isinstance(mask, prim.Broadcast) else mask
+    return isinstance(value, prim.IntImm) and str(value.ty.dtype) == "bool" and not value.value
 
 
 def _if_masked_load(call: Any) -> Any:

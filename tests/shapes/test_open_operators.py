@@ -203,3 +203,15 @@ def test_parts_whose_lengths_are_extents() -> None:
     compiled = tvm_ext.compile(model, dynamic="*")
     with pytest.raises(InputError):
         compiled.run({"x": np.zeros((3, 3), "float32"), "c": np.zeros((5, 3), "float32")})
+
+
+def test_what_is_masked_by_values_is_compiled_in_seconds() -> None:
+    """The check of vector code took the values apart by which lanes were chosen, and did not end."""
+    model = graph(
+        "g (float[n,t,8] x) => (float[t,n,8] y) { a = Transpose<perm=[1,0,2]>(x) b = Transpose<perm=[0,2,1]>(a) "
+        "s = MatMul(a, b) l = Trilu<upper=0>(s) e = Equal(l, zero) m = Where(e, low, s) p = Softmax<axis=-1>(m) "
+        "y = MatMul(p, a) }",
+        zero=np.float32(0),
+        low=np.float32(-50),
+    )
+    check(model, *({"x": (n, t, 8)} for n, t in ((1, 1), (3, 2), (17, 3), (33, 5), (70, 1))), dynamic="n=1..,t=1..")
