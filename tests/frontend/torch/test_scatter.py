@@ -132,3 +132,21 @@ def test_cache_of_any_batch() -> None:
     plain = tvm_ext.compile(without_value_checks()(import_torch(program).mod))  # as where none can refuse
     (found,) = plain.run([cache, np.array([10**9, -(10**9)]), values]).values()
     np.testing.assert_array_equal(found, np.concatenate([values[:, 1:], cache[:, 1:8], values[:, :1]], 1))
+
+
+def test_values_that_are_fewer_than_places_are_refused() -> None:
+    class Put(nn.Module):
+        def forward(self, x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return torch.index_put(x, (i,), v)
+
+    def made(places: int, values: int) -> tuple[torch.Tensor, ...]:
+        return torch.zeros(50, 3), torch.arange(places), torch.randn(values, 3, generator=GENERATOR)
+
+    compiled = tvm_ext.compile(Put(), example_inputs=made(4, 4), dynamic={"i:0": (1, 50), "v:0": (1, 50)})
+    for count in (1, 7, 33):
+        x, i, v = made(count, count)
+        (found,) = compiled.run({"x": x, "i": i, "v": v}).values()
+        np.testing.assert_array_equal(found, Put()(x, i, v))
+    x, i, v = made(33, 5)
+    with pytest.raises(InputError, match="i_0 = 33 and v_0 = 5"):
+        compiled.run({"x": x, "i": i, "v": v})

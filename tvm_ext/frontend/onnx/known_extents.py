@@ -153,9 +153,10 @@ class KnownExtents:
         return changed
 
     def _related(self, bb: relax.BlockBuilder, node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
-        shapes = [_extents(value) for value in inputs]
+        known = [_extents(value) for value in inputs]
+        shapes = [shape or [] for shape in known]
         attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-        ranks = [None if shape is None else len(shape) for shape in shapes]
+        ranks = [None if shape is None else len(shape) for shape in known]
         changed: set[int] = set()
         for item in relations(node.op_type, domain_of(node), attributes, ranks):
             own, other = _place(item, shapes)

@@ -63,6 +63,19 @@ def assume_at_most(importer: Any, extent: Any, other: Any) -> bool:
     return _noted(importer, f"{_spelled(extent)} <= {_spelled(other)}", extent, other)
 
 
+def assume_equal(importer: Any, extent: Any, other: Any) -> bool:
+    """Make it a condition of the model that two extents are equal, which PyTorch demands and does not look at.
+
+    Returns
+    -------
+    bool
+        Whether they are; not known where one is computed from values.
+    """
+    if bounded(extent, other, least=importer.least).can_prove(extent == other):
+        return True
+    return _noted(importer, f"{_spelled(extent)} == {_spelled(other)}", extent, other)
+
+
 def _noted(importer: Any, condition: str, *extents: Any) -> bool:
     names = {variable.name for extent in extents for variable in tirx.analysis.undefined_vars(extent)}
     try:

@@ -20,7 +20,7 @@ from torch.fx import Node
 from tvm import relax
 
 from tvm_ext.frontend.torch.arguments import argument, counted_from_start, size_tensor, static_size
-from tvm_ext.frontend.torch.assumptions import assume_at_most
+from tvm_ext.frontend.torch.assumptions import assume_at_most, assume_equal
 from tvm_ext.frontend.torch.promotion import dtype_of
 
 Emit = Callable[[Any], Any]
@@ -64,6 +64,7 @@ def index_put(importer: Any, node: Node) -> Any:
     start = axes[0] if axes == list(range(axes[0], axes[-1] + 1)) else 0
     before, after = ([shape[axis] for axis in part] for part in (rest[:start], rest[start:]))
     if [*values.ty.shape] != [*before, *written, *after]:
+        _check_spread(importer, values, [*before, *written, *after])
         values = emit(relax.op.broadcast_to(values, [*before, *written, *after]))
     values = emit(relax.op.reshape(values, [*before, count, *after]))
     order = [*rest[:start], *axes, *rest[start:]]
@@ -78,6 +79,15 @@ def index_put(importer: Any, node: Node) -> Any:
         return result
     result = emit(relax.op.reshape(result, [shape[axis] for axis in order]))
     return result if order == sorted(order) else emit(relax.op.permute_dims(result, list(np.argsort(order))))
+
+
+def _check_spread(importer: Any, values: Any, shape: Sequence[Any]) -> None:
+    """Have each run look whether values fit where they are written to, as the kernel reads so many."""
+    extents = list(values.ty.shape)
+    for extent, wanted in zip(extents, shape[len(shape) - len(extents) :], strict=True):
+        one = isinstance(extent, tvm.tirx.IntImm) and int(extent) == 1
+        if not one and not assume_equal(importer, extent, wanted):
+            raise NotImplementedError(f"how many values it writes, {extent}, and to how many places, depends on values")
 
 
 def _put_by_mask(emit: Emit, data: Any, mask: Any, axis: int, values: Any, accumulate: bool) -> Any:
