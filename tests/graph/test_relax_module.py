@@ -380,3 +380,24 @@ def test_functions_that_call_the_next_one_twice_are_looked_at_once() -> None:
     assert peak == (depth + 1) * 2 * 4 * 4
     assert flops.total == 2**depth * 8
     assert len(lines) < 20 * depth
+
+
+def test_a_function_that_is_called_directly_and_through_another_one_is_copied_once() -> None:
+    """As the repetitions of a loop, which go on inside of a branch; every function has a symbol of its own name."""
+    depth = 30
+    builder = relax.BlockBuilder()
+    callee = None
+    for level in range(depth):
+        n, m = tvm.tirx.Var(f"n{level}", "int64"), tvm.tirx.Var(f"m{level}", "int64")
+        y = relax.Var("y", relax.TensorType([m, 4], "float32"))
+        with builder.function(f"branch{level}", [y]):
+            inner = builder.emit(relax.op.exp(y) if callee is None else relax.Call(callee, [y]))
+            branch = builder.emit_func_output(inner)
+        x = relax.Var("x", relax.TensorType([n, 4], "float32"))
+        with builder.function("main" if level == depth - 1 else f"f{level}", [x]):
+            first = builder.emit(relax.op.tanh(x) if callee is None else relax.Call(callee, [x]))
+            callee = builder.emit_func_output(builder.emit(relax.Call(branch, [first])))
+    graph = from_relax(builder.get())
+    assert len(list(graph.walk())) == 2 * depth
+    assert graph.symbols == {f"n{depth - 1}"}
+    assert graph.flops.substitute({f"n{depth - 1}": 3}).total == 2**depth * 12

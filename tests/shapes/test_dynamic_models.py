@@ -42,6 +42,15 @@ def test_every_size(name: str) -> None:
     agree(case, compiled(case), 50)
 
 
+@pytest.mark.parametrize(
+    "name", [name if name in ("slices", "repeated") else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
+def test_the_highest_level(name: str) -> None:
+    case = MODELS[name]()
+    options = {"fuse": "mapping-type", "rewrite": "strict"}  # what -O3 sets
+    agree(case, tvm_ext.compile(case.model, dynamic=case.dynamic, **options), 10)
+
+
 def test_sizes_outside_of_a_range_and_contradicting_ones_are_refused() -> None:
     case = MODELS["cache_attention"]()
     model = compiled(case)

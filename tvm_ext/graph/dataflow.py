@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -297,20 +297,22 @@ class DataflowGraph:
             yield graph
             pending.extend(region for node in reversed(graph.nodes) for region in reversed(node.regions))
 
-    def bind(self, values: Mapping[str, Dim]) -> DataflowGraph:
+    def bind(self, values: Mapping[str, Dim], inside: Binding | None = None) -> DataflowGraph:
         """Copy the graph with symbolic dimensions replaced by numbers or by other sizes.
 
         Parameters
         ----------
         values : mapping of str to int or Symbolic
             A value for some or all of :attr:`symbols`.
+        inside : callable, optional
+            What copies a graph that is inside of this one; by default this method does, each once.
         """
-        return self._bind(values, {})
+        done: dict[int, DataflowGraph] = {}
 
-    def _bind(self, values: Mapping[str, Dim], done: dict[int, DataflowGraph]) -> DataflowGraph:
-        """Copy the graph once, however many nodes it is inside of; ``done`` holds the copies by identity."""
-        if id(self) in done:
-            return done[id(self)]
+        def once(graph: DataflowGraph, values: Mapping[str, Dim]) -> DataflowGraph:
+            if id(graph) not in done:
+                done[id(graph)] = graph.bind(values, once)
+            return done[id(graph)]
 
         def bound(size: Dim | None) -> Dim | None:
             return None if size is None else substitute(size, values)
@@ -328,12 +330,14 @@ class DataflowGraph:
             replace(
                 node,
                 flops=None if node.flops is None else node.flops.substitute(values),
-                regions=tuple(region._bind(values, done) for region in node.regions),
+                regions=tuple((inside or once)(region, values) for region in node.regions),
             )
             for node in self.nodes
         )
-        done[id(self)] = replace(self, nodes=nodes, tensors=tensors)
-        return done[id(self)]
+        return replace(self, nodes=nodes, tensors=tensors)
+
+
+Binding: TypeAlias = Callable[[DataflowGraph, Mapping[str, Dim]], DataflowGraph]
 
 
 def tensor_bytes(shape: Sequence[Dim] | None, dtype: str) -> Dim | None:

@@ -310,7 +310,7 @@ class FunctionReader:
                 formal = [region.tensors[name].shape or () for name in region.inputs]
                 known = _caller_symbols(callee, formal, shapes)
                 sizes = {name: known.get(name, symbol(f"{callee}.{name}")) for name in region.symbols}
-                region = self._module.bound(callee, region, sizes)
+                region = self._module.bound(region, sizes)
             flops = _known_flops(region)
         elif (kernel := self._module.kernel(callee)) is not None and kernel.flops is not None:
             flops = kernel.flops.substitute(_caller_symbols(callee, kernel.shapes, shapes))

@@ -6,6 +6,7 @@ binding becomes one node, in the same order, so a plan made on the graph can be 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from tvm_ext.errors import OptionError
 from tvm_ext.graph.dataflow import DataflowGraph
 from tvm_ext.graph.flops import Flops
 from tvm_ext.graph.relax_function import FunctionReader
-from tvm_ext.graph.symbolic import Dim
+from tvm_ext.graph.symbolic import Dim, substitute, symbol
 from tvm_ext.graph.tir_flops import SizeReader, parameter_shapes, prim_func_flops
 
 
@@ -87,7 +88,9 @@ class ModuleReader:
         self._graphs: dict[str, DataflowGraph | None] = {}
         self._kernels: dict[str, Kernel | None] = {}
         self._is_pure: dict[str, bool] = {}
-        self._bound: dict[tuple[str, frozenset[tuple[str, Dim]]], DataflowGraph] = {}
+        self._bound: dict[tuple[int, frozenset[tuple[str, Dim]]], DataflowGraph] = {}
+        self._origins: dict[int, tuple[DataflowGraph, Mapping[str, Dim]]] = {}  # of what was bound, by its identity
+        self._symbols: dict[int, frozenset[str]] = {}
 
     def function(self, name: str) -> Any:
         """Find a function by name; None when the module has none."""
@@ -109,11 +112,24 @@ class ModuleReader:
                 self._graphs[name] = self.graph(name)
         return self._graphs[name]
 
-    def bound(self, name: str, graph: DataflowGraph, sizes: dict[str, Dim]) -> DataflowGraph:
-        """Give a function's graph for sizes of a call; calls of the same sizes share it."""
-        key = name, frozenset(sizes.items())
+    def bound(self, graph: DataflowGraph, sizes: Mapping[str, Dim]) -> DataflowGraph:
+        """Give a function's graph for sizes of a call; graphs of the same sizes are one, those inside included.
+
+        Otherwise a function that is called in two ways, through other functions, is copied for each, and a chain of
+        such functions twice as often with every link.
+        """
+        origin, own = self._origins.get(id(graph), (graph, None))
+        if own is not None:
+            sizes = {name: substitute(size, sizes) for name, size in own.items()}
+        if id(origin) not in self._symbols:
+            self._symbols[id(origin)] = origin.symbols
+        sizes = {name: sizes.get(name, symbol(name)) for name in self._symbols[id(origin)]}
+        if all(size == symbol(name) for name, size in sizes.items()):
+            return origin
+        key = id(origin), frozenset(sizes.items())
         if key not in self._bound:
-            self._bound[key] = graph.bind(sizes)
+            self._bound[key] = made = origin.bind(sizes, self.bound)
+            self._origins[id(made)] = origin, sizes
         return self._bound[key]
 
     def kernel(self, name: str) -> Kernel | None:

@@ -87,7 +87,7 @@ def fuse_by_mapping_types(
     def _fuse(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         mod = relax.transform.CanonicalizeBindings()(mod)  # an alias may not stand between two members of a block
         mod = _with_simple_indices(mod)
-        reader = ModuleReader(mod)  # functions that others call are read once
+        reader = ModuleReader(mod, nested=False)  # what a function does that is called is no matter of this one
         check = latencies = None
         seconds = latency
         if rules:
