@@ -78,6 +78,7 @@ from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.rule import apply_schedule_rules, prepare_kernels
 from tvm_ext.shapes.independent_images import independent_images
 from tvm_ext.shapes.open_batch import open_batch
+from tvm_ext.shapes.row_windows import note_row_windows
 
 
 def _canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
@@ -150,7 +151,7 @@ def _fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions)
     blocks = [fuse_inverted_residuals(slower), fuse_excitations(rules), fuse_pools(rules)]
     prologues = [fuse_prologues(rules)] if options.prologues else []
     behind = [*(blocks if options.inverted_residuals else []), *prologues]
-    return [*common.fuse(backend, target, options, behind), named_extents()]
+    return [*common.fuse(backend, target, options, behind), named_extents(), note_row_windows()]
 
 
 def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:

@@ -39,6 +39,7 @@ from tvm_ext.schedules.compute.winograd_transforms import KERNEL
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.open_convolution import open_padding
 from tvm_ext.schedules.cpu.open_winograd import pays_open_winograd
+from tvm_ext.shapes.row_windows import ROWS_ATTRIBUTE, RowWindow, RowWindows
 
 _LAYOUTS = {
     "relax.nn.conv1d": ("NCW", "OIW"),
@@ -253,7 +254,9 @@ def _padded(rewriter: BlockedLayoutMutator, source: Blocked, padding: list[int])
     kernel = open_padding(int(chunks), int(block), padding, "float32", rewriter.machine)
     wide = [extent + padding[axis] + padding[rank + axis] for axis, extent in enumerate(spatial)]
     shape = relax.ShapeExpr([simple(extent) for extent in (batch, chunks, *wide, block)])
-    callee = rewriter.builder_.add_func(kernel, "padding")
+    # It is written as it should be, so that nothing is read off its loops.
+    windows = RowWindows(1, {0: RowWindow(1, -padding[0], -padding[0])}, 2)
+    callee = rewriter.builder_.add_func(kernel.with_attr(ROWS_ATTRIBUTE, windows.written()), "padding")
     return rewriter.builder_.emit(relax.call_tir(callee, [source.var], relax.TensorType(shape, "float32")))
 
 

@@ -26,19 +26,24 @@ from tvm import relax, tirx
 
 from tvm_ext.memory.open_arena import OpenArenaPlan, plan_open_arena, verify_open_arena
 from tvm_ext.memory.relax.image_parts import ImageParts, part_bytes
+from tvm_ext.memory.relax.open_strips import StripBodies, find_strips
 from tvm_ext.memory.relax.segment_body import Body, Tensor, simple
 from tvm_ext.memory.relax.segment_code import (
     can_be_described,
     segment_attributes,
 )
 from tvm_ext.relax_utils import INDEPENDENT_IMAGES, UPPER, static_shape, substitute
-from tvm_ext.schedules.cpu.machine import machine_of
+from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.cpu.row_copy import row_copy
 
 LEAST_CALLS = 2
 """Kernels that a segment calls at least."""
 
 UNBOUNDED = 64
 """Upper end of the sizes that an extent without an upper bound is planned for."""
+
+LARGE = 1024
+"""Extents without an upper bound for which it is decided what is run in strips."""
 
 NO_BOUND = 2**31
 """An upper bound from here on says nothing: some importers write the largest integer."""
@@ -261,31 +266,58 @@ class _Function:
             }
         body = Body(tensors, calls, plan, sizes, symbols, outside)
         target = self._builder.add_func(body.function().with_attrs(segment_attributes(summary)), "segment")
-        parts = self._parts(plan, sizes, symbols, outside)
-        if parts is not None:
-            told = {"calls": 1, "tensors": 0, "parts": {"images": parts.batch.name, "bytes": parts.most}}
-            whole = body.in_parts(parts, target.name_hint).with_attrs(segment_attributes(told))
-            target = self._builder.add_func(whole, "segment_in_parts")
+        most = part_bytes(self._machine)
+        parts = self._parts(body, most)
+        strips = self._in_strips(body, parts, most)
+        if parts is not None or strips is not None:
+            told: dict[str, Any] = {"calls": 1, "tensors": 0}
+            if parts is not None:
+                told["parts"] = {"images": parts.batch.name, "bytes": parts.most}
+            if strips is not None:
+                told["strips"] = strips[1]
+            by_size = body.by_size(target.name_hint, parts, None if strips is None else strips[0], most)
+            target = self._builder.add_func(by_size.with_attrs(segment_attributes(told)), "segment_by_size")
         return target, [*(relax.prim_value(symbol) for symbol in symbols), *(tensor.var for tensor in outside)]
 
-    def _parts(
-        self,
-        plan: OpenArenaPlan | None,
-        sizes: Mapping[str, Any],
-        symbols: Sequence[Any],
-        outside: Sequence[Tensor],
-    ) -> ImageParts | None:
+    @property
+    def _machine(self) -> Machine:
+        return machine_of(tvm.target.Target.current(allow_none=True) or tvm.target.Target("llvm"))
+
+    def _parts(self, body: Body, most: int) -> ImageParts | None:
         """Say which images may be computed in parts; None where there are none, or they always fit into one part."""
         name = (self._func.attrs or {}).get(INDEPENDENT_IMAGES)
-        if name is None or plan is None or not self._is_whole:
+        if name is None or body.plan is None or not self._is_whole:
             return None
-        most = part_bytes(machine_of(tvm.target.Target.current(allow_none=True) or tvm.target.Target("llvm")))
         upper = (self._func.attrs or {}).get(UPPER, {})
-        if all(int(upper.get(symbol.name, NO_BOUND)) < NO_BOUND for symbol in symbols):
-            largest = _evaluated(sizes, {symbol: tirx.const(int(upper[symbol.name]), "int64") for symbol in symbols})
-            if largest and plan.size(largest) <= most:
+        if all(int(upper.get(symbol.name, NO_BOUND)) < NO_BOUND for symbol in body.symbols):
+            largest = {symbol: tirx.const(int(upper[symbol.name]), "int64") for symbol in body.symbols}
+            sizes = _evaluated(body.sizes, largest)
+            if sizes and body.plan.size(sizes) <= most:
                 return None
-        return ImageParts.of(str(name), symbols, [tensor.shape for tensor in outside], most)
+        return ImageParts.of(str(name), body.symbols, [tensor.shape for tensor in body.outside], most)
+
+    def _in_strips(self, body: Body, parts: ImageParts | None, most: int) -> tuple[str, dict[str, Any]] | None:
+        """Make the function of a segment that computes an image in strips; gives its name, and what is told of it."""
+        upper = (self._func.attrs or {}).get(UPPER, {})
+        bounds = {symbol: int(upper.get(symbol.name, NO_BOUND)) for symbol in body.symbols}
+        sample = {symbol: LARGE if bound >= NO_BOUND else bound for symbol, bound in bounds.items()}
+        if parts is not None:
+            sample[parts.batch] = 1
+        found = find_strips(body, self._mod, sample, most)
+        if found is None:
+            return None
+        bodies = StripBodies(body, found, self._plan, most)
+        chain = bodies.chain()
+        add, plan = self._builder.add_func, found.plan
+        attributes = segment_attributes({"calls": len(chain.calls), "tensors": len(chain.sizes)})
+        name = add(chain.function().with_attrs(attributes), "chain").name_hint
+        copy = add(row_copy(bodies.source.dtype, self._machine), "copy_rows").name_hint
+        loop = bodies.loop(chain, name, copy).with_attrs(segment_attributes({"calls": 3, "tensors": 2}))
+        rest = bodies.rest(add(loop, "strips"), chain)
+        attributes = segment_attributes({"calls": len(rest.calls), "tensors": len(rest.sizes)})
+        whole = add(rest.function().with_attrs(attributes), "segment_in_strips")
+        told = {"kernels": len(chain.calls), "rows": plan.stride, "halo": plan.halo, "least": plan.least}
+        return whole.name_hint, told
 
 
 def _is_open_allocation(value: Any) -> bool:

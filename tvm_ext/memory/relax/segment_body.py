@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import tvm
@@ -81,41 +82,90 @@ class Body:
         with IRBuilder() as builder:
             with T.prim_func(s_tir=True):
                 T.func_name("segment")
-                values, given = self._arguments()
-                offsets, total = self._offsets(values)
+                values, given = self.arguments()
+                offsets, total = self.arena(values)
                 workspace = None if total is None else allocated_workspace(total)
                 self._call(values, given, offsets, workspace)
                 if workspace is not None:
                     free_workspace(workspace)
         return builder.get()
 
-    def in_parts(self, parts: ImageParts, segment: str) -> tirx.PrimFunc:
-        """Write a function that calls the one of :meth:`function`, whose name is ``segment``, for parts of the images.
+    def by_size(self, segment: str, parts: ImageParts | None, strips: str | None, most: int) -> tirx.PrimFunc:
+        """Write a function that calls others by what fits into a workspace.
 
         A number that is computed in a function stands in every expression that uses it once TVM has simplified them:
         offsets computed from the images of a part are long, as arguments they are names.
+
+        Parameters
+        ----------
+        segment : str
+            The function of :meth:`function`.
+        parts : ImageParts or None
+            The images that it is called for, some at a time; None where all are computed at once.
+        strips : str or None
+            A function that does the same for rows of an image after each other, where one does not fit.
+        most : int
+            Bytes that fit.
         """
         with IRBuilder() as builder:
             with T.prim_func(s_tir=True):
-                T.func_name("segment_in_parts")
-                values, given = self._arguments()
-                batch = values[parts.batch]
-                one = {**values, parts.batch: tirx.const(1, "int64")}
-                _, least = self._offsets(one)
-                count = T.bind(parts.count(batch, least))
-                with T.serial(tirx.const(0, "int64"), tirx.floordiv(batch + (count - 1), count)) as part:
-                    begin = part * count
-                    here = {**values, parts.batch: tirx.min(batch - begin, count)}
-                    arrays = []
-                    for tensor in self.outside:
-                        address = given[tensor.var].data
-                        if parts.hold(tensor.shape):
-                            address = T.handle_add_byte_offset(address, begin * put(tensor.nbytes(), one))
-                        arrays.append(stack_array(address, [put(e, here) for e in tensor.shape], tensor.dtype))
-                    T.evaluate(tirx.call_cpacked(segment, *(here[symbol] for symbol in self.symbols), *arrays))
+                T.func_name("segment_by_size")
+                values, given = self.arguments()
+                one = values if parts is None else {**values, parts.batch: tirx.const(1, "int64")}
+                least = T.bind(self.arena(one)[1])
+                if parts is None:
+                    self._choose(segment, strips, least > most, values, {var: given[var].data for var in given})
+                else:
+                    self._for_parts(
+                        parts, least, one, values, given, partial(self._choose, segment, strips, least > most)
+                    )
         return builder.get()
 
-    def _arguments(self) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    def _for_parts(
+        self,
+        parts: ImageParts,
+        least: Any,
+        one: Mapping[Any, Any],
+        values: Mapping[Any, Any],
+        given: Mapping[Any, Any],
+        call: Callable[[Mapping[Any, Any], Mapping[Any, Any]], None],
+    ) -> None:
+        """Emit a loop over parts of the images: ``least`` bytes are those of ``one``."""
+        batch = values[parts.batch]
+        count = T.bind(parts.count(batch, least))
+        loops = T.bind(tirx.floordiv(batch + (count - 1), count))  # TVM may write the loop twice, but the division once
+        with T.serial(tirx.const(0, "int64"), loops) as part:
+            begin = part * count
+            addresses = {}
+            for tensor in self.outside:
+                address = given[tensor.var].data
+                if parts.hold(tensor.shape):
+                    address = T.handle_add_byte_offset(address, begin * put(tensor.nbytes(), one))
+                addresses[tensor.var] = address
+            call({**values, parts.batch: tirx.min(batch - begin, count)}, addresses)
+
+    def _choose(
+        self, segment: str, strips: str | None, is_large: Any, values: Mapping[Any, Any], addresses: Mapping[Any, Any]
+    ) -> None:
+        """Emit the call of a function, or of the one that computes an image in strips."""
+
+        def call(name: str) -> None:
+            arrays = [
+                stack_array(addresses[tensor.var], [put(e, values) for e in tensor.shape], tensor.dtype)
+                for tensor in self.outside
+            ]
+            T.evaluate(tirx.call_cpacked(name, *(values[symbol] for symbol in self.symbols), *arrays))
+
+        if strips is None:
+            call(segment)
+            return
+        with T.If(is_large):
+            with T.Then():
+                call(strips)
+            with T.Else():
+                call(segment)
+
+    def arguments(self) -> tuple[dict[Any, Any], dict[Any, Any]]:
         """Declare the arguments; gives the values of the extents, and the buffers of the tensors."""
         values = {symbol: T.arg(symbol.name, T.int64()) for symbol in self.symbols}
         given = {
@@ -142,7 +192,7 @@ class Body:
                 boxed.append(stack_array(address, [put(extent, values) for extent in shape], tensor.dtype))
             T.evaluate(tirx.call_cpacked(callee.name_hint, *boxed))
 
-    def _offsets(self, values: Mapping[Any, Any]) -> tuple[dict[str, Any], Any]:
+    def arena(self, values: Mapping[Any, Any]) -> tuple[dict[str, Any], Any]:
         """Emit the computation of the offsets; gives them, and the bytes of the arena (None without one)."""
         if self.plan is None:
             return {}, None
