@@ -220,12 +220,10 @@ class _Proof:
                 continue
             if not isinstance(part, tirx.BufferStore):
                 raise MixedRowsError(f"block '{block.name_hint}' holds a {type(part).__name__}")
-            self._store(
-                part, [substitute(index, values) for index in part.indices], substitute(part.value, values), loops
-            )
+            indices = [substitute(index, values) for index in part.indices]
+            self._store(part.buffer, indices, substitute(part.value, values), loops)
 
-    def _store(self, store: Any, indices: Sequence[Any], value: Any, loops: tuple[Any, ...]) -> None:
-        target = store.buffer
+    def _store(self, target: Any, indices: Sequence[Any], value: Any, loops: tuple[Any, ...]) -> None:
         row = None
         others = list(indices)
         if has_rows(target.shape):
@@ -317,7 +315,7 @@ class _Reader:
             self._fault = self._fault or str(error)
 
     def _linear(self, index: Any) -> RowWindow | None:
-        """Give the rows that an index stands for, whatever the other loops do; None for other than ``r * stride + a``."""
+        """Give the rows that an index stands for, whatever the other loops do; None unless it is ``r * stride + a``."""
         if self._row is None:
             return None
         found = tvm.sym.detect_linear_equation(index, [self._row])

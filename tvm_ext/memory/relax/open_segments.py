@@ -42,6 +42,9 @@ LEAST_CALLS = 2
 UNBOUNDED = 64
 """Upper end of the sizes that an extent without an upper bound is planned for."""
 
+STRIPS_FROM = 2
+"""Parts that an image has to take for being computed in strips: what two strips compute twice takes 8 % longer."""
+
 LARGE = 1024
 """Extents without an upper bound for which it is decided what is run in strips."""
 
@@ -275,7 +278,7 @@ class _Function:
                 told["parts"] = {"images": parts.batch.name, "bytes": parts.most}
             if strips is not None:
                 told["strips"] = strips[1]
-            by_size = body.by_size(target.name_hint, parts, None if strips is None else strips[0], most)
+            by_size = body.by_size(target.name_hint, parts, None if strips is None else strips[0], STRIPS_FROM * most)
             target = self._builder.add_func(by_size.with_attrs(segment_attributes(told)), "segment_by_size")
         return target, [*(relax.prim_value(symbol) for symbol in symbols), *(tensor.var for tensor in outside)]
 
@@ -303,7 +306,7 @@ class _Function:
         sample = {symbol: LARGE if bound >= NO_BOUND else bound for symbol, bound in bounds.items()}
         if parts is not None:
             sample[parts.batch] = 1
-        found = find_strips(body, self._mod, sample, most)
+        found = find_strips(body, self._mod, sample, most, STRIPS_FROM * most)
         if found is None:
             return None
         bodies = StripBodies(body, found, self._plan, most)

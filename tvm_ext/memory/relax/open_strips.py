@@ -1,8 +1,8 @@
 """Runs the first, large kernels of a segment of open extents for strips of the rows of an image.
 
 before: ``segment(n, h, w, x, y)`` calls ``f(x, a); g(a, b); k(b, y)``
-after:  where that takes more than :func:`~tvm_ext.memory.relax.image_parts.part_bytes`, ``segment_in_strips`` is called,
-        which calls ``strips(n, h, w, x, b); k(b, y)``, and ``strips`` does for every strip: rows of ``x`` are copied,
+after:  where that takes much more than the caches hold, ``segment_in_strips`` is called, which calls
+        ``strips(n, h, w, x, b); k(b, y)``, and ``strips`` does for every strip: rows of ``x`` are copied,
         ``chain(n, rows, w, x_rows, b_rows)`` calls ``f`` and ``g``, and the rows of ``b_rows`` that count are copied
 
 Kernels are those of the whole image, and what is small enough runs as it did. Which kernels it is, and why that is
@@ -70,7 +70,7 @@ class Strips:
     rows: tirx.Var
 
 
-def find_strips(body: Body, mod: tvm.IRModule, sample: Mapping[Any, int], most: int) -> Strips | None:
+def find_strips(body: Body, mod: tvm.IRModule, sample: Mapping[Any, int], most: int, large: int) -> Strips | None:
     """Look for calls of a segment that are worth running in strips.
 
     Parameters
@@ -81,8 +81,8 @@ def find_strips(body: Body, mod: tvm.IRModule, sample: Mapping[Any, int], most: 
         With the kernels.
     sample : mapping of Var to int
         Large extents.
-    most : int
-        Bytes of a strip.
+    most, large : int
+        Bytes of a strip, and of an image from which on it is computed in strips.
     """
     names = {str(number): variable for number, variable in enumerate(body.tensors)}
     known = {variable: name for name, variable in names.items()}
@@ -91,7 +91,7 @@ def find_strips(body: Body, mod: tvm.IRModule, sample: Mapping[Any, int], most: 
     def number(expression: Any) -> int:
         return int(simple(substitute(expression, values)))
 
-    if body.plan is None or body.plan.size({name: number(size) for name, size in body.sizes.items()}) <= most:
+    if body.plan is None or body.plan.size({name: number(size) for name, size in body.sizes.items()}) <= large:
         return None
     own = {known[v]: (min(t.steps), max(t.steps)) for v, t in body.tensors.items() if t.internal and t.steps}
     sizes = {name: number(body.tensors[variable].nbytes()) for name, variable in names.items()}
@@ -228,13 +228,14 @@ class StripBodies:
                 values, given = chain.arguments()
                 image = values[rows]
                 total = put(self.result.shape[ROW_AXIS], values)
-                count = T.bind(tirx.min(self._fitting(chain, values), total))
+                strips = T.bind(_parts(total, T.bind(self._fitting(chain, values))))
+                count = T.bind(_parts(total, strips))  # rows of one: strips are equally large
                 most_rows = tirx.min(image, (count - 1 + plan.before) * plan.stride + plan.behind)
                 largest = {**values, rows: T.bind(most_rows)}
                 behind = T.bind(_aligned(put(self.source.nbytes(), largest)))
                 workspace = allocated_workspace(behind + _aligned(put(self.result.nbytes(), largest)))
                 places = {self.source.var: workspace, self.result.var: T.handle_add_byte_offset(workspace, behind)}
-                with T.serial(tirx.const(0, "int64"), T.bind(tirx.floordiv(total + (count - 1), count))) as strip:
+                with T.serial(tirx.const(0, "int64"), strips) as strip:
                     # The last strip has as many rows as the others: some of them are those of the one before.
                     begin = T.bind(tirx.min(strip * count, total - count))
                     top = T.bind(tirx.max(begin - plan.before, tirx.const(0, "int64")) * plan.stride)
@@ -283,6 +284,10 @@ def _product(extents: Sequence[Any]) -> Any:
     for extent in extents:
         total = total * extent
     return simple(total)
+
+
+def _parts(total: Any, part: Any) -> Any:
+    return tirx.floordiv(total + (part - 1), part)
 
 
 def _aligned(nbytes: Any) -> Any:

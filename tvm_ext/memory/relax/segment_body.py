@@ -90,7 +90,7 @@ class Body:
                     free_workspace(workspace)
         return builder.get()
 
-    def by_size(self, segment: str, parts: ImageParts | None, strips: str | None, most: int) -> tirx.PrimFunc:
+    def by_size(self, segment: str, parts: ImageParts | None, strips: str | None, large: int) -> tirx.PrimFunc:
         """Write a function that calls others by what fits into a workspace.
 
         A number that is computed in a function stands in every expression that uses it once TVM has simplified them:
@@ -104,8 +104,8 @@ class Body:
             The images that it is called for, some at a time; None where all are computed at once.
         strips : str or None
             A function that does the same for rows of an image after each other, where one does not fit.
-        most : int
-            Bytes that fit.
+        large : int
+            Bytes of an image from which on it is computed in strips.
         """
         with IRBuilder() as builder:
             with T.prim_func(s_tir=True):
@@ -114,10 +114,10 @@ class Body:
                 one = values if parts is None else {**values, parts.batch: tirx.const(1, "int64")}
                 least = T.bind(self.arena(one)[1])
                 if parts is None:
-                    self._choose(segment, strips, least > most, values, {var: given[var].data for var in given})
+                    self._choose(segment, strips, least > large, values, {var: given[var].data for var in given})
                 else:
                     self._for_parts(
-                        parts, least, one, values, given, partial(self._choose, segment, strips, least > most)
+                        parts, least, one, values, given, partial(self._choose, segment, strips, least > large)
                     )
         return builder.get()
 
