@@ -310,15 +310,14 @@ class _Function:
         if found is None:
             return None
         bodies = StripBodies(body, found, self._plan, most)
-        chain = bodies.chain()
-        add, plan = self._builder.add_func, found.plan
-        attributes = segment_attributes({"calls": len(chain.calls), "tensors": len(chain.sizes)})
-        name = add(chain.function().with_attrs(attributes), "chain").name_hint
-        copy = add(row_copy(bodies.source.dtype, self._machine), "copy_rows").name_hint
-        loop = bodies.loop(chain, name, copy).with_attrs(segment_attributes({"calls": 3, "tensors": 2}))
-        rest = bodies.rest(add(loop, "strips"), chain)
-        attributes = segment_attributes({"calls": len(rest.calls), "tensors": len(rest.sizes)})
-        whole = add(rest.function().with_attrs(attributes), "segment_in_strips")
+        chain, plan = bodies.chain(), found.plan
+
+        def add(func: tirx.PrimFunc, name: str) -> Any:
+            return self._builder.add_func(func.with_attrs(segment_attributes({"calls": 1, "tensors": 0})), name)
+
+        copy = self._builder.add_func(row_copy(bodies.source.dtype, self._machine), "copy_rows").name_hint
+        rest = bodies.rest(bodies.functions(chain, add, copy), chain)
+        whole = add(rest.function(), "segment_in_strips")
         told = {"kernels": len(chain.calls), "rows": plan.stride, "halo": plan.halo, "least": plan.least}
         return whole.name_hint, told
 

@@ -190,7 +190,7 @@ class StripBodies:
         return self._part(self.whole.calls[plan.first : plan.last + 1], {self.source.var, self.result.var})
 
     def rest(self, name: Any, chain: Body) -> Body:
-        """Give the segment with one call of the function of :meth:`loop`, ``name``, in their place."""
+        """Give the segment with one call of the function of :meth:`functions`, ``name``, in their place."""
         plan = self.strips.plan
         arguments: list[Any] = [(None, symbol) for symbol in chain.symbols]
         arguments += [((tensor.var, tensor.shape), tensor.var) for tensor in chain.outside]
@@ -212,39 +212,87 @@ class StripBodies:
         outside = [tensor for tensor in tensors.values() if not tensor.internal]
         return Body(tensors, calls, plan, sizes, self.whole.symbols, outside)
 
-    def loop(self, chain: Body, name: str, copy: str) -> tirx.PrimFunc:
-        """Write the function that calls the one of :meth:`chain`, ``name``, for every strip.
+    def functions(self, chain: Body, add: Callable[[tirx.PrimFunc, str], Any], copy: str) -> Any:
+        """Write the functions that call the one of :meth:`chain` for every strip; gives the first of them.
+
+        Each hands numbers to the next one: a number that is computed in a function stands in every expression that uses
+        it once TVM has simplified them, and quotients of quotients would be long.
 
         Parameters
         ----------
         chain : Body
-        name, copy : str
-            Of its function, and of the kernel that copies rows.
+        add : callable
+            Adds a function to the module by a name; gives what it is called by.
+        copy : str
+            The kernel that copies rows.
         """
+        name = add(chain.function(), "chain").name_hint
+        loop = add(self._loop(chain, name, copy), "strips").name_hint
+        equal = add(self._handing(chain, "equal_strips", ["fitting"], self._equal, loop), "equal_strips").name_hint
+        return add(self._handing(chain, "fitting_strips", [], self._fitting, equal), "fitting_strips")
+
+    def _handing(
+        self,
+        chain: Body,
+        name: str,
+        given_numbers: Sequence[str],
+        computed: Callable[[Body, Sequence[Any], Mapping[Any, Any]], Sequence[Any]],
+        callee: str,
+    ) -> tirx.PrimFunc:
+        """Write a function that calls another one with numbers that it computes, and everything that it is given."""
+        with IRBuilder() as builder:
+            with T.prim_func(s_tir=True):
+                T.func_name(name)
+                numbers = [T.arg(number, T.int64()) for number in given_numbers]
+                values, given = chain.arguments()
+                arrays = [
+                    stack_array(given[tensor.var].data, [put(e, values) for e in tensor.shape], tensor.dtype)
+                    for tensor in chain.outside
+                ]
+                found = computed(chain, numbers, values)
+                T.evaluate(tirx.call_cpacked(callee, *found, *(values[symbol] for symbol in chain.symbols), *arrays))
+        return builder.get()
+
+    def _fitting(self, chain: Body, _: Sequence[Any], values: Mapping[Any, Any]) -> list[Any]:
+        """Compute how many rows of the result fit into a strip."""
         plan, rows = self.strips.plan, self.strips.rows
+        unit = {**values, rows: tirx.const(UNIT * plan.stride, "int64")}
+        _, own = chain.arena(unit)
+        taken = put(self.source.nbytes(), unit) + put(self.result.nbytes(), unit)
+        taken = taken if own is None else taken + own
+        fitting = tirx.floordiv(tirx.const(UNIT * self.most, "int64"), tirx.max(taken, tirx.const(1, "int64")))
+        return [tirx.max(fitting - plan.halo, tirx.const(plan.least, "int64"))]
+
+    def _equal(self, _: Body, numbers: Sequence[Any], values: Mapping[Any, Any]) -> list[Any]:
+        """Compute how many strips there are, and how many rows each has: as many as the others."""
+        total = put(self.result.shape[ROW_AXIS], values)
+        strips = T.bind(_quotient(total, numbers[0]))
+        return [strips, _quotient(total, strips)]
+
+    def _loop(self, chain: Body, name: str, copy: str) -> tirx.PrimFunc:
+        """Write the function that calls another one, ``name``, strip by strip."""
+        plan, rows = self.strips.plan, self.strips.rows
+        zero = tirx.const(0, "int64")
         with IRBuilder() as builder:
             with T.prim_func(s_tir=True):
                 T.func_name("strips")
+                strips, count = (T.arg(number, T.int64()) for number in ("strips", "count"))
                 values, given = chain.arguments()
-                image = values[rows]
-                total = put(self.result.shape[ROW_AXIS], values)
-                strips = T.bind(_parts(total, T.bind(self._fitting(chain, values))))
-                count = T.bind(_parts(total, strips))  # rows of one: strips are equally large
+                image, total = values[rows], put(self.result.shape[ROW_AXIS], values)
                 most_rows = tirx.min(image, (count - 1 + plan.before) * plan.stride + plan.behind)
                 largest = {**values, rows: T.bind(most_rows)}
                 behind = T.bind(_aligned(put(self.source.nbytes(), largest)))
                 workspace = allocated_workspace(behind + _aligned(put(self.result.nbytes(), largest)))
                 places = {self.source.var: workspace, self.result.var: T.handle_add_byte_offset(workspace, behind)}
-                with T.serial(tirx.const(0, "int64"), strips) as strip:
-                    # The last strip has as many rows as the others: some of them are those of the one before.
+                with T.serial(zero, strips) as strip:
+                    # Some rows of the last strip are those of the one before.
                     begin = T.bind(tirx.min(strip * count, total - count))
-                    top = T.bind(tirx.max(begin - plan.before, tirx.const(0, "int64")) * plan.stride)
+                    above = T.bind(tirx.max(begin - plan.before, zero))
                     bottom = tirx.min(image, (begin + (count - 1)) * plan.stride + plan.behind)
-                    here = {**values, rows: T.bind(bottom - top)}
-                    zero = tirx.const(0, "int64")
+                    here = {**values, rows: T.bind(bottom - above * plan.stride)}
                     taken = _planes(self.source, given[self.source.var].data, values)
                     strip_source = _planes(self.source, places[self.source.var], here)
-                    T.evaluate(tirx.call_cpacked(copy, top, zero, here[rows], taken, strip_source))
+                    T.evaluate(tirx.call_cpacked(copy, above * plan.stride, zero, here[rows], taken, strip_source))
                     arrays = [
                         stack_array(
                             places.get(tensor.var, given[tensor.var].data),
@@ -256,20 +304,9 @@ class StripBodies:
                     T.evaluate(tirx.call_cpacked(name, *(here[symbol] for symbol in chain.symbols), *arrays))
                     strip_result = _planes(self.result, places[self.result.var], here)
                     stored = _planes(self.result, given[self.result.var].data, values)
-                    offset = begin - tirx.floordiv(top, plan.stride)
-                    T.evaluate(tirx.call_cpacked(copy, offset, begin, count, strip_result, stored))
+                    T.evaluate(tirx.call_cpacked(copy, begin - above, begin, count, strip_result, stored))
                 free_workspace(workspace)
         return builder.get()
-
-    def _fitting(self, chain: Body, values: Mapping[Any, Any]) -> Any:
-        """Emit how many rows of the result fit into a strip."""
-        plan, rows = self.strips.plan, self.strips.rows
-        unit = {**values, rows: tirx.const(UNIT * plan.stride, "int64")}
-        _, own = chain.arena(unit)
-        taken = put(self.source.nbytes(), unit) + put(self.result.nbytes(), unit)
-        taken = taken if own is None else taken + own
-        fitting = tirx.floordiv(tirx.const(UNIT * self.most, "int64"), tirx.max(taken, tirx.const(1, "int64")))
-        return tirx.max(fitting - plan.halo, tirx.const(plan.least, "int64"))
 
 
 def _planes(tensor: Tensor, address: Any, values: Mapping[Any, Any]) -> Any:
@@ -286,7 +323,7 @@ def _product(extents: Sequence[Any]) -> Any:
     return simple(total)
 
 
-def _parts(total: Any, part: Any) -> Any:
+def _quotient(total: Any, part: Any) -> Any:
     return tirx.floordiv(total + (part - 1), part)
 
 
