@@ -334,7 +334,8 @@ class _Reader:
         if effect is None or int(effect) > _PURE:
             self._fault = self._fault or f"'{self._target.name}' is made by {getattr(call.op, 'name', call.op)}"
         if getattr(call.op, "name", "") == "prim.if_then_else":
-            return self._chosen(*call.args, mutator)
+            condition, then, otherwise = call.args
+            return self._chosen(condition, then, otherwise, mutator)
         return mutator.default_mutate(call)
 
     def _select(self, select: Any, mutator: Any) -> Any:

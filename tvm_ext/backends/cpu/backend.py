@@ -176,7 +176,7 @@ def _lower(backend: Backend, target: tvm.target.Target, options: PipelineOptions
 
 
 def _memory(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
-    segments = [open_segments()] if _in_segments(options) else []
+    segments = [open_segments(options.patches != "off")] if _in_segments(options) else []
     return [*segments, *common.memory(backend, target, options)]
 
 

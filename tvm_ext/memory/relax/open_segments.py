@@ -54,15 +54,21 @@ NO_BOUND = 2**31
 _ALLOCATE, _RESHAPE = "relax.builtin.alloc_tensor", "relax.reshape"
 
 
-def open_segments() -> tvm.transform.Pass:
-    """Make the pass; it works on functions whose allocations are explicit, for CPUs, and leaves static ones alone."""
+def open_segments(in_strips: bool = True) -> tvm.transform.Pass:
+    """Make the pass; it works on functions whose allocations are explicit, for CPUs, and leaves static ones alone.
+
+    Parameters
+    ----------
+    in_strips : bool
+        Run the first kernels of large images strip by strip.
+    """
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.OpenSegments")
     def _open_segments(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         builder = relax.BlockBuilder(mod)
         for global_var, func in mod.functions_items():
             if isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr):
-                changed = _Function(mod, func, builder).rewritten()
+                changed = _Function(mod, func, builder, in_strips).rewritten()
                 if changed is not None:
                     builder.update_func(global_var, changed)
         return builder.get()
@@ -81,8 +87,8 @@ class _Segment:
 class _Function:
     """Rewrites one function."""
 
-    def __init__(self, mod: tvm.IRModule, func: relax.Function, builder: relax.BlockBuilder) -> None:
-        self._mod, self._func, self._builder = mod, func, builder
+    def __init__(self, mod: tvm.IRModule, func: relax.Function, builder: relax.BlockBuilder, in_strips: bool) -> None:
+        self._mod, self._func, self._builder, self._may_be_in_strips = mod, func, builder, in_strips
         self._is_whole = False
         self._bindings = [binding for block in func.body.blocks for binding in block.bindings]
 
@@ -306,7 +312,7 @@ class _Function:
         sample = {symbol: LARGE if bound >= NO_BOUND else bound for symbol, bound in bounds.items()}
         if parts is not None:
             sample[parts.batch] = 1
-        found = find_strips(body, self._mod, sample, most, STRIPS_FROM * most)
+        found = find_strips(body, self._mod, sample, most, STRIPS_FROM * most) if self._may_be_in_strips else None
         if found is None:
             return None
         bodies = StripBodies(body, found, self._plan, most)

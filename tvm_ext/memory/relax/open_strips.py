@@ -139,7 +139,7 @@ def _row_call(body: Body, mod: tvm.IRModule, call: Any, known: Mapping[Any, str]
 
 def _extents(body: Body, known: Mapping[Any, str], rows: tirx.Var) -> dict[str, RowExtent]:
     """Give the rows of the tensors that have some for those of an image, and for nothing else."""
-    found = {}
+    found: dict[str, RowExtent] = {}
     for variable, tensor in body.tensors.items():
         if has_rows(tensor.shape):
             extent, others = tensor.shape[ROW_AXIS], [*tensor.shape[:ROW_AXIS], *tensor.shape[ROW_AXIS + 1 :]]
@@ -257,7 +257,7 @@ class StripBodies:
         """Compute how many rows of the result fit into a strip."""
         plan, rows = self.strips.plan, self.strips.rows
         unit = {**values, rows: tirx.const(UNIT * plan.stride, "int64")}
-        _, own = chain.arena(unit)
+        own = chain.arena(unit)[1]
         taken = put(self.source.nbytes(), unit) + put(self.result.nbytes(), unit)
         taken = taken if own is None else taken + own
         fitting = tirx.floordiv(tirx.const(UNIT * self.most, "int64"), tirx.max(taken, tirx.const(1, "int64")))
@@ -276,7 +276,7 @@ class StripBodies:
         with IRBuilder() as builder:
             with T.prim_func(s_tir=True):
                 T.func_name("strips")
-                strips, count = (T.arg(number, T.int64()) for number in ("strips", "count"))
+                strips, count = T.arg("strips", T.int64()), T.arg("count", T.int64())
                 values, given = chain.arguments()
                 image, total = values[rows], put(self.result.shape[ROW_AXIS], values)
                 most_rows = tirx.min(image, (count - 1 + plan.before) * plan.stride + plan.behind)
