@@ -108,8 +108,11 @@ def open_extents(model: onnx.ModelProto, least: int) -> dict[str, tuple[int, Non
 def test_strips_give_what_the_whole_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, least = NETWORKS[name]
     dynamic = open_extents(model, least)
-    assert strips_of(lowered(model, dynamic))
+    found: list[Any] = []
+    find = open_segments.find_strips
+    monkeypatch.setattr(open_segments, "find_strips", lambda *arguments: found.append(find(*arguments)) or found[-1])
     in_strips = tvm_ext.compile(model, dynamic=dynamic)
+    assert found[0] is not None
     monkeypatch.setattr(open_segments, "find_strips", lambda *arguments: None)
     whole = tvm_ext.compile(model, dynamic=dynamic)
     batches = (1, 3) if "n" in dynamic else (2,)
@@ -119,8 +122,8 @@ def test_strips_give_what_the_whole_gives(name: str, monkeypatch: pytest.MonkeyP
                 shape = (count, 3, max(height, least), max(width, least))
                 image = RNG.standard_normal(shape).astype("float32")
                 image[RNG.random(shape) < 0.001] = np.nan
-                (found,), (wanted,) = in_strips.run({"x": image}).values(), whole.run({"x": image}).values()
-                np.testing.assert_array_equal(found, wanted, err_msg=str(shape))
+                (given,), (wanted,) = in_strips.run({"x": image}).values(), whole.run({"x": image}).values()
+                np.testing.assert_array_equal(given, wanted, err_msg=str(shape))
         agree(in_strips, model, {"x": RNG.standard_normal((count, 3, 127, 33)).astype("float32")})
 
 
