@@ -90,3 +90,20 @@ def test_operands_that_do_not_fit_are_refused(name: str) -> None:
             np.testing.assert_allclose(compiled.run(feeds)["y"], session.run(None, feeds)[0], rtol=1e-5, atol=1e-6)
     if name == "branch":  # what is not run need not fit
         np.testing.assert_array_equal(compiled.run({**feeds, "c": np.array(False)})["y"], feeds["i"])
+
+
+@pytest.mark.parametrize(("dynamic", "asked"), [("n=3..", "k=3"), ("n=2..", "k=-1")])
+def test_elements_that_are_always_there_are_picked_without_sorting_all(dynamic: str, asked: str) -> None:
+    model = graph(
+        "g (float[n,4] x) => (float[3,4] y, int64[3,4] z) { y, z = TopK<axis = 0>(x, three) }", three=np.array([3])
+    )
+    assert asked in tvm_ext.import_model(model, dynamic=dynamic).mod.script()
+
+
+def test_more_elements_than_there_are_by_an_open_size() -> None:
+    model = graph("g (float[n] x, float[m] o) => (float[m] y, int64[m] z) { k = Shape(o) y, z = TopK(x, k) }")
+    compiled = tvm_ext.compile(model, dynamic="*")
+    x = np.random.default_rng(0).standard_normal(7).astype("float32")
+    np.testing.assert_array_equal(compiled.run({"x": x, "o": x[:5]})["y"], np.sort(x)[:1:-1])
+    with pytest.raises(InputError, match="m <= n"):
+        compiled.run({"x": x[:5], "o": x})

@@ -30,6 +30,7 @@ from tvm_ext.frontend.onnx.ops.extents import (
     taken_as,
 )
 from tvm_ext.frontend.onnx.ops.open_pooling import open_max_pool_with_indices
+from tvm_ext.frontend.onnx.ops.positive import is_positive
 
 
 def window_places(
@@ -290,7 +291,8 @@ class TopK(Converter):
         if asked is None or shape is None:
             return asked is not None
         extent = shape[node.axis("axis", len(shape), -1)]
-        return is_number(extent) or can_prove(extent >= number(int(asked.ravel()[0])))
+        count = int(asked.ravel()[0])
+        return is_number(extent) or can_prove(extent >= number(count)) or is_positive(normal(extent - (count - 1)))
 
 
 class Compress(Converter):
