@@ -401,3 +401,17 @@ def test_a_function_that_is_called_directly_and_through_another_one_is_copied_on
     assert len(list(graph.walk())) == 2 * depth
     assert graph.symbols == {f"n{depth - 1}"}
     assert graph.flops.substitute({f"n{depth - 1}": 3}).total == 2**depth * 12
+
+
+def test_a_cast_of_a_computation_in_one_binding() -> None:
+    """As importers write ``NonZero``: the cast names the extent that only a run tells."""
+    n, found = tvm.tirx.Var("n", "int64"), tvm.tirx.Var("found", "int64")
+    x = relax.Var("x", relax.TensorType([n, 4], "bool"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        places = builder.match_cast(relax.op.nonzero(x), relax.TensorType([2, found], "int64"))
+        builder.emit_func_output(builder.emit(relax.op.negative(places)))
+    graph = from_relax(builder.get())
+    assert [node.op for node in graph.nodes] == ["nonzero", "negative"]
+    assert [str(dim) for dim in graph.tensors[graph.nodes[0].outputs[0]].shape] == ["2", "found"]
+    assert not graph.unknown_bytes

@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.shapes.random_network import Network, some_open
 
-SAMPLES = ({"n": 1, "h": 1, "w": 1}, {"n": 2, "h": 7, "w": 9}, {"n": 3, "h": 33, "w": 18})
+SAMPLES = ({"n": 1, "h": 1, "w": 1}, {"n": 2, "h": 7, "w": 9}, {"n": 5, "h": 33, "w": 18})
 SIZES = (*SAMPLES[:2], {"n": 1, "h": 17, "w": 1}, {"n": 3, "h": 1, "w": 31}, {"n": 4, "h": 33, "w": 40})
 """Number, height and width of the images for which a network is drawn, and for which it is tried."""
 

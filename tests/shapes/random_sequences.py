@@ -10,7 +10,7 @@ from tests.shapes import random_images as images
 from tests.shapes.random_network import Network, some_open
 
 WIDTH = 8
-SAMPLES = ({"n": 1, "t": 1, "s": 1}, {"n": 2, "t": 5, "s": 7}, {"n": 3, "t": 17, "s": 4})
+SAMPLES = ({"n": 1, "t": 1, "s": 1}, {"n": 2, "t": 5, "s": 7}, {"n": 5, "t": 17, "s": 4})
 SIZES = (*SAMPLES[:2], {"n": 1, "t": 33, "s": 1}, {"n": 4, "t": 1, "s": 31}, {"n": 2, "t": 40, "s": 65})
 """Number and two lengths of the sequences for which a network is drawn, and for which it is tried."""
 

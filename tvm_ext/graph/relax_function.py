@@ -115,8 +115,11 @@ class FunctionReader:
         is_local = not is_dataflow or isinstance(binding.var, relax.DataflowVar)
         bound = _Binding(binding.var, self._table.unique(binding.var.name), is_local)
         if isinstance(binding, relax.MatchCast):
-            found = self._renamed("match_cast", bound, binding.value)
-            self._learn_bytes(found)
+            if isinstance(binding.value, tvm.ir.Call):  # the computation and the cast of its result in one binding
+                found = self._read_call(bound, binding.value)
+            else:
+                found = self._renamed("match_cast", bound, binding.value)
+                self._learn_bytes(found)
             found.defines = frozenset(self._table.symbols - self._known_symbols)
         else:
             found = self._read_value(bound, binding.value)

@@ -137,6 +137,8 @@ class TypeInference:
             _scale_as_runtimes(node, inputs, found[node.output[0]])
         if strict and all(value is None or value.shape is not None for value in inputs):
             _check_extents(found, label)
+            if (domain, node.op_type) == ("", "Conv"):
+                _check_channels(node, inputs, label)
         return [found.get(name) for name in node.output]
 
 
@@ -184,3 +186,19 @@ def _check_extents(found: Mapping[str, onnx.TypeProto], label: str) -> None:
                 f"{label}: its result {name!r} would have an extent of {min(dims)}; its input is too small for its "
                 "pads, kernel or strides: give a larger input (--input-shape), or mend the node"
             )
+
+
+def _check_channels(node: onnx.NodeProto, inputs: Sequence[Value | None], label: str) -> None:
+    """Refuse a convolution whose weights are for another number of channels, which inference does not look at.
+
+    Raises
+    ------
+    MalformedNodeError
+    """
+    data, weights = (partial_shape(value.type) if value is not None else None for value in inputs[:2])
+    groups = next((int(item.i) for item in node.attribute if item.name == "group"), 1)
+    if data is None or weights is None or len(data) < 2 or len(weights) < 2:
+        return
+    channels, each = data[1], weights[1]
+    if channels is not None and each is not None and channels != groups * each:
+        raise MalformedNodeError(f"{label}: it has {channels} channels, and its weights are for {groups * each}")
