@@ -1,4 +1,4 @@
-"""Sums of products over open extents are products of matrices, and give what NumPy gives."""
+"""Sums of products of two operands are products of matrices, and give what NumPy gives."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ def test_values(subscripts: str) -> None:
 
 
 @pytest.mark.parametrize("rows", ["n", "3"])
-def test_all_orders_are_products_and_known_extents_are_left_alone(rows: str) -> None:
+def test_all_orders_are_products(rows: str) -> None:
     for order in permutations("bij"):
         model = graph(
             f"g (float[{rows},5,8] x, float[{rows},7,8] y) => (float[p,q,r] z) "
             f'{{ z = Einsum<equation="bid,bjd->{"".join(order)}">(x, y) }}'
         )
         written = str(import_model(model, dynamic="*" if rows == "n" else None).mod["main"])
-        assert ("R.matmul" in written) == (rows == "n")
-        assert ("R.call_tir" in written) == (rows == "3")
+        assert "R.matmul" in written
+        assert "R.call_tir" not in written
 
 
 def test_a_sum_without_indices_and_one_that_is_implied() -> None:

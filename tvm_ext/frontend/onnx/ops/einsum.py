@@ -1,12 +1,11 @@
-"""``Einsum``: of two operands over open extents a product of matrices, for which there are schedules.
+"""``Einsum``: of two operands a product of matrices, for which there are schedules.
 
 before: ``Einsum("bqhd,bkhd->bhqk", q, k)``
 after:  ``matmul(permute_dims(q, (0, 2, 1, 3)), permute_dims(k, (0, 2, 3, 1)))``
 
 An index of both operands and of the result counts products, one of the first operand and of the result counts rows, one
 of the second operand and of the result columns, and one that is summed is the depth. Several of a kind are one, but for
-those that count products; an index that is summed and that one operand alone has is summed before. Where all extents
-are known the rule for sums of products does as well.
+those that count products; an index that is summed and that one operand alone has is summed before.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class Einsum(Converter):
         before, arrow, result = equation.replace(" ", "").partition("->")
         subscripts = before.split(",")
         if arrow and len(subscripts) == len(operands) == 2 and "." not in equation:
-            extents = _open_extents(subscripts, operands)
+            extents = _extents(subscripts, operands)
             kept = [_without_lone(indices, subscripts, result) for indices in subscripts]
             product = None if extents is None else product_of(*kept, result)
             if product is not None and extents is not None:
@@ -91,8 +90,8 @@ def _summed(bb: relax.BlockBuilder, operand: Any, indices: str, kept: str) -> An
     return bb.emit(relax.op.sum(operand, axes)) if axes else operand
 
 
-def _open_extents(subscripts: Sequence[str], operands: Sequence[Any]) -> dict[str, Any] | None:
-    """Give the extents by index; None where all are known, or one is not the same in both operands."""
+def _extents(subscripts: Sequence[str], operands: Sequence[Any]) -> dict[str, Any] | None:
+    """Give the extents by index; None where one is not the same in both operands."""
     extents: dict[str, Any] = {}
     for indices, operand in zip(subscripts, operands, strict=True):
         shape = open_shape(operand)
@@ -101,7 +100,7 @@ def _open_extents(subscripts: Sequence[str], operands: Sequence[Any]) -> dict[st
         for index, extent in zip(indices, shape, strict=True):
             if not same_extents([extents.setdefault(index, extent)], [extent]):
                 return None
-    return None if all(isinstance(extent, int) for extent in extents.values()) else extents
+    return extents
 
 
 def _written(
