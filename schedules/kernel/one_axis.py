@@ -64,9 +64,9 @@ def _changed(func: PrimFunc, values: dict[Any, Any]) -> PrimFunc:
 
 def _pair(func: PrimFunc) -> tuple[Any, Any] | None:
     """Find two extents that all tensors have next to each other, and that all blocks walk together."""
+    if not all(map(tirx.is_buffer_var, func.params)):
+        return None
     for tensor in func.params:
-        if not tirx.is_buffer_var(tensor):
-            return None
         shape = [extent for extent in tensor.ty.shape if not _is_one(extent)]
         for first, second in pairwise(shape):
             names = isinstance(first, tvm.ir.Var) and isinstance(second, tvm.ir.Var)
