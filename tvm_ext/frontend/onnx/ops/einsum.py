@@ -72,7 +72,7 @@ class Einsum(Converter):
         if arrow and len(subscripts) == len(operands) == 2 and "." not in equation:
             extents = _extents(subscripts, operands)
             kept = [_without_lone(indices, subscripts, result) for indices in subscripts]
-            product = None if extents is None else product_of(*kept, result)
+            product = None if extents is None else product_of(kept[0], kept[1], result)
             if product is not None and extents is not None:
                 operands = [_summed(bb, *item) for item in zip(operands, subscripts, kept, strict=True)]
                 return _written(bb, operands, kept, result, product, extents)
