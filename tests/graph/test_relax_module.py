@@ -29,7 +29,6 @@ from tvm_ext.graph import (
     peak_bytes,
     random_order,
     symbol,
-    to_text,
 )
 
 N, M = symbol("n"), symbol("m")
@@ -359,48 +358,6 @@ def test_two_thousand_bindings_take_well_under_a_second_per_thousand():
     seconds = time.process_time() - start
     assert len(graph) > 2000
     assert seconds < 2.0
-
-
-def test_functions_that_call_the_next_one_twice_are_looked_at_once() -> None:
-    """As the repetitions of a loop whose number is computed: forty functions make a million million calls."""
-    depth = 40
-    builder = relax.BlockBuilder()
-    n = tvm.tirx.Var("n", "int64")
-    callee = None
-    for level in range(depth):
-        x = relax.Var("x", relax.TensorType([n, 4], "float32"))
-        name = "main" if level == depth - 1 else f"f{level}"
-        with builder.function(name, [x]):
-            first = builder.emit(relax.op.tanh(x) if callee is None else relax.Call(callee, [x]))
-            second = builder.emit(relax.op.exp(first) if callee is None else relax.Call(callee, [first]))
-            callee = builder.emit_func_output(second)
-    graph = from_relax(builder.get())
-    bound = graph.bind({name: 2 for name in graph.symbols})
-    peak, flops, lines = peak_bytes(bound), bound.flops, to_text(bound).splitlines()
-    assert peak == (depth + 1) * 2 * 4 * 4
-    assert flops.total == 2**depth * 8
-    assert len(lines) < 20 * depth
-
-
-def test_a_function_that_is_called_directly_and_through_another_one_is_copied_once() -> None:
-    """As the repetitions of a loop, which go on inside of a branch; every function has a symbol of its own name."""
-    depth = 30
-    builder = relax.BlockBuilder()
-    callee = None
-    for level in range(depth):
-        n, m = tvm.tirx.Var(f"n{level}", "int64"), tvm.tirx.Var(f"m{level}", "int64")
-        y = relax.Var("y", relax.TensorType([m, 4], "float32"))
-        with builder.function(f"branch{level}", [y]):
-            inner = builder.emit(relax.op.exp(y) if callee is None else relax.Call(callee, [y]))
-            branch = builder.emit_func_output(inner)
-        x = relax.Var("x", relax.TensorType([n, 4], "float32"))
-        with builder.function("main" if level == depth - 1 else f"f{level}", [x]):
-            first = builder.emit(relax.op.tanh(x) if callee is None else relax.Call(callee, [x]))
-            callee = builder.emit_func_output(builder.emit(relax.Call(branch, [first])))
-    graph = from_relax(builder.get())
-    assert len(list(graph.walk())) == 2 * depth
-    assert graph.symbols == {f"n{depth - 1}"}
-    assert graph.flops.substitute({f"n{depth - 1}": 3}).total == 2**depth * 12
 
 
 def test_a_cast_of_a_computation_in_one_binding() -> None:
