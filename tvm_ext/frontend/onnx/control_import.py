@@ -22,8 +22,8 @@ from tvm_ext.frontend.relax.loop_functions import (
     joined,
     repeat,
     repeat_extent,
-    repeat_while,
 )
+from tvm_ext.frontend.relax.while_functions import repeat_while
 
 BLOCK = 128
 """Nodes of the iterations that are written one after the other in one function, where their number is fixed: their

@@ -6,12 +6,10 @@ functions an iteration:
 
 ``twice(s) = once(once(s))``, ``four(s) = twice(twice(s))``, ...; 13 iterations are ``once(four(eight(s)))``.
 
-Where a condition may end the loop, the second of two calls is made only if it still holds. Without a bound on the
-number of iterations the largest of these functions calls itself as long as the condition holds.
+Loops that a condition may end: :mod:`tvm_ext.frontend.relax.while_functions`.
 
 Results that an iteration adds to a stack are joined pairwise on the way, so that every tensor is written once and has a
-shape known beforehand. Where a condition may end the loop, the stack is filled up to its largest size and cut at the
-end.
+shape known beforehand.
 """
 
 from __future__ import annotations
@@ -56,7 +54,6 @@ class Step:
 
 
 COUNTER = relax.TensorType((), "int64")
-CONDITION = relax.TensorType((), "bool")
 
 
 def add_function(
@@ -188,7 +185,7 @@ def repeat_extent(
             empty = [relax.op.zeros([0, *list(row.shape)[1:]], str(row.dtype)) for row in step.rows]
             return [*begun, *(builder.emit(rows) for rows in empty)]
 
-        found = _chosen(builder, is_set, computed, passed)
+        found = chosen(builder, is_set, computed, passed)
         state, rows = found[: 1 + len(carried)], found[1 + len(carried) :]
         parts.append(
             [
@@ -222,7 +219,7 @@ def _call(
 
 def _doubled(builder: relax.BlockBuilder, name: str, step: Step, half: Any) -> Any:
     """Add the function that calls another one twice."""
-    counter, carried, captured = _parameters(step)
+    counter, carried, captured = parameters_of(step)
 
     def build() -> list[Any]:
         between, states, first = _call(builder, step, half, counter, carried, captured)
@@ -232,132 +229,7 @@ def _doubled(builder: relax.BlockBuilder, name: str, step: Step, half: Any) -> A
     return add_function(builder, name, [counter, *carried, *captured], build)
 
 
-def repeat_while(
-    builder: relax.BlockBuilder,
-    name: str,
-    step: Step,
-    condition: Any,
-    carried: Sequence[Any],
-    captured: Sequence[Any],
-    most: int | None,
-) -> list[Any]:
-    """Run a loop as long as a condition holds.
-
-    Parameters
-    ----------
-    builder, name, carried, captured
-        As for :func:`repeat`.
-    step : Step
-        Conditional.
-    condition : relax.Expr
-        Whether there is a first iteration, a boolean scalar.
-    most : int, optional
-        There are never more iterations; needed if results are stacked.
-
-    Returns
-    -------
-    list of relax.Expr
-        What is carried out of the last iteration, then the stacks, whose first axis is only known at run time.
-    """
-    exponent = LONGEST_UNBOUNDED if most is None else max(0, most - 1).bit_length()
-    largest = step.function
-    for number in range(1, exponent + 1):
-        largest = _doubled_while(builder, f"{name}_{number}", step, largest, 1 << (number - 1))
-    if most is None:
-        largest = _endless(builder, f"{name}_endless", step, largest)
-    start = _guarded(builder, f"{name}_start", step, largest, 1 << exponent)
-    results = builder.emit(relax.Call(start, [condition, *carried, *captured]))
-    first, row = step.results
-    fields = [builder.emit(relax.TupleGetItem(results, index)) for index in range(row + len(step.rows))]
-    return [*fields[first:row], *(_cut(builder, stack, fields[0]) for stack in fields[row:])]
-
-
-def _doubled_while(builder: relax.BlockBuilder, name: str, step: Step, half: Any, rows: int) -> Any:
-    """Add the function that calls another one, and once more if the condition still holds."""
-    counter, carried, captured = _parameters(step)
-
-    def build() -> list[Any]:
-        results = builder.emit(relax.Call(half, [counter, *carried, *captured]))
-        return _chosen(
-            builder,
-            builder.emit(relax.TupleGetItem(results, 1)),
-            lambda: _continued(builder, step, half, results, captured),
-            lambda: _stopped(builder, step, results, rows),
-        )
-
-    return add_function(builder, name, [counter, *carried, *captured], build)
-
-
-def _continued(builder: relax.BlockBuilder, step: Step, half: Any, results: Any, captured: Sequence[Any]) -> list[Any]:
-    """Make the second call."""
-    first, row = step.results
-    before = [builder.emit(relax.TupleGetItem(results, index)) for index in range(row + len(step.rows))]
-    again = builder.emit(relax.Call(half, [before[0], *before[first:row], *captured]))
-    after = [builder.emit(relax.TupleGetItem(again, index)) for index in range(row + len(step.rows))]
-    stacks = [joined(builder, list(pair)) for pair in zip(before[row:], after[row:], strict=True)]
-    return [*after[:row], *stacks]
-
-
-def _stopped(builder: relax.BlockBuilder, step: Step, results: Any, rows: int) -> list[Any]:
-    """Leave the second call out; its rows are filled up."""
-    _, row = step.results
-    before = [builder.emit(relax.TupleGetItem(results, index)) for index in range(row + len(step.rows))]
-    filled = []
-    for stack, ty in zip(before[row:], step.rows, strict=True):
-        widths = [0, rows] + [0, 0] * (len(ty.shape) - 1)
-        filled.append(builder.emit(relax.op.nn.pad(stack, widths)))
-    return [*before[:row], *filled]
-
-
-def _endless(builder: relax.BlockBuilder, name: str, step: Step, body: Any) -> Any:
-    """Add the function that calls another one, and then itself if the condition still holds."""
-    counter, carried, captured = _parameters(step)
-    # It is declared with the body of the other one, whose type it has, before it can name itself. The attribute keeps
-    # the builder from taking the two for one function.
-    itself = builder.add_func(builder.get()[body].with_attr("tvm_ext.declared", name), name)
-
-    def build() -> list[Any]:
-        results = builder.emit(relax.Call(body, [counter, *carried, *captured]))
-        return _chosen(
-            builder,
-            builder.emit(relax.TupleGetItem(results, 1)),
-            lambda: _continued(builder, step, itself, results, captured),
-            lambda: _stopped(builder, step, results, 0),
-        )
-
-    made = add_function(builder, f"{name}_body", [counter, *carried, *captured], build)
-    builder.update_func(itself, builder.get()[made])
-    return itself
-
-
-def _guarded(builder: relax.BlockBuilder, name: str, step: Step, largest: Any, rows: int) -> Any:
-    """Add the function that runs the whole loop, or returns at once if the first condition is false."""
-    condition = relax.Var("condition", CONDITION)
-    _, carried, captured = _parameters(step)
-
-    def nothing() -> list[Any]:
-        stacks = []
-        for ty in step.rows:
-            shape = [rows, *list(ty.shape)[1:]]
-            # Not a constant: it would be stored in the library, at its full size.
-            zero = builder.emit(relax.op.astype(condition, str(ty.dtype)))
-            stacks.append(builder.emit(relax.op.broadcast_to(zero, shape)))
-        return [relax.const(0, "int64"), condition, *carried, *stacks]
-
-    def everything() -> list[Any]:
-        results = builder.emit(relax.Call(largest, [relax.const(0, "int64"), *carried, *captured]))
-        _, row = step.results
-        return [builder.emit(relax.TupleGetItem(results, index)) for index in range(row + len(step.rows))]
-
-    return add_function(
-        builder,
-        name,
-        [condition, *carried, *captured],
-        lambda: _chosen(builder, condition, everything, nothing),
-    )
-
-
-def _chosen(
+def chosen(
     builder: relax.BlockBuilder,
     condition: Any,
     then: Callable[[], Sequence[Any]],
@@ -372,11 +244,12 @@ def _chosen(
         finally:
             block = builder._end_block()
         branches.append(relax.SeqExpr([block], result))
-    chosen = builder.emit(relax.If(condition, *branches))
-    return [builder.emit(relax.TupleGetItem(chosen, index)) for index in range(len(chosen.ty.fields))]
+    found = builder.emit(relax.If(condition, *branches))
+    return [builder.emit(relax.TupleGetItem(found, index)) for index in range(len(found.ty.fields))]
 
 
-def _parameters(step: Step) -> tuple[Any, list[Any], list[Any]]:
+def parameters_of(step: Step) -> tuple[Any, list[Any], list[Any]]:
+    """Make the parameters of a function like a step: the counter, what is carried, what is captured."""
     carried = [relax.Var(f"carried_{index}", ty) for index, ty in enumerate(step.carried)]
     captured = [relax.Var(f"captured_{index}", ty) for index, ty in enumerate(step.captured)]
     return relax.Var("counter", COUNTER), carried, captured
@@ -385,22 +258,6 @@ def _parameters(step: Step) -> tuple[Any, list[Any], list[Any]]:
 def joined(builder: relax.BlockBuilder, parts: list[Any]) -> Any:
     """Join stacks of rows."""
     return parts[0] if len(parts) == 1 else builder.emit(relax.op.concat(parts, 0))
-
-
-def _cut(builder: relax.BlockBuilder, stack: Any, count: Any) -> Any:
-    """Take the rows that were computed: as many as the counter says."""
-    # A function of its own, whose parameters tell the extent: who plans the memory of a function wants to know all its
-    # extents at the beginning.
-    rows = tvm.tirx.Var("rows", "int64")
-    whole, extent = relax.Var("stack", stack.ty), relax.Var("extent", relax.ShapeType([rows]))
-    builder._begin_binding_block()
-    result = builder.emit(relax.op.strided_slice(whole, [0], [0], [rows], assume_inbound=True))
-    body = relax.SeqExpr([builder._end_block()], result)
-    cut = builder.add_func(relax.Function([whole, extent], body, result.ty, is_pure=True), "first_rows")
-    computed = tvm.tirx.Var("computed", "int64")
-    shape = builder.emit(relax.op.tensor_to_shape(builder.emit(relax.op.reshape(count, [1]))))
-    builder.match_cast(shape, relax.ShapeType([computed]))
-    return builder.emit(relax.Call(cut, [stack, relax.ShapeExpr([computed])]))
 
 
 def _leaf(builder: relax.BlockBuilder, value: Any) -> Any:

@@ -14,8 +14,8 @@ from tvm_ext.frontend.relax.loop_functions import (
     add_function,
     repeat,
     repeat_extent,
-    repeat_while,
 )
+from tvm_ext.frontend.relax.while_functions import repeat_while
 
 Build = Callable[[Any, Sequence[Any], Sequence[Any]], list[Any]]
 
