@@ -51,8 +51,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Generators start anew with each test, a module's ``GENERATOR`` and torch's: no test depends on those before."""
     module = getattr(item, "module", None)
-    if hasattr(module, "GENERATOR"):
+    generator = getattr(module, "GENERATOR", None)
+    if isinstance(generator, np.random.Generator):
         module.GENERATOR = np.random.default_rng(0)
+    elif generator is not None:
+        generator.manual_seed(0)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
 

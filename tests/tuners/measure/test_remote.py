@@ -37,10 +37,7 @@ class Farm:
         self.address = Address(LOCALHOST, self.tracker.port)
         self._threads = ThreadPoolExecutor(3)  # servers end with the thread that started them
         self.servers = list(self._threads.map(self.serve, (10000, 10200, 10400)))
-        deadline = time.monotonic() + 30
-        while self.count() < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        self.wait_for(3)
 
     def serve(self, port: int) -> Any:
         return start_server(LOCALHOST, port, self.address, "cpu")
@@ -50,6 +47,13 @@ class Farm:
             return servers(self.address, "cpu")
         except RemoteError:
             return 0
+
+    def wait_for(self, count: int) -> None:
+        """Wait until the tracker has this many servers: it hears of those that come and go a little later."""
+        deadline = time.monotonic() + 120
+        while self.count() != count:
+            assert time.monotonic() < deadline, f"the tracker has {self.count()} servers; expected {count}"
+            time.sleep(0.05)
 
     def kill(self, server: Any) -> None:
         os.kill(server.proc._proc.pid, signal.SIGKILL)
@@ -78,21 +82,19 @@ def measured(measurer: RemoteMeasurer, modules: list[Any]) -> list[Candidate]:
 
 def test_candidates_of_all_kinds(farm: Farm) -> None:
     """A candidate that crashes or hangs costs only itself: no server, and no other candidate."""
-    with RemoteMeasurer(farm.address, "cpu", timing=QUICK, run_timeout=1.0) as measurer:
+    with RemoteMeasurer(farm.address, "cpu", timing=QUICK, run_timeout=60.0) as measurer:
         assert measurer.servers == 3
         good = [_module(2.0 + number) for number in range(6)]
-        modules = [
-            *good[:2],
-            _calling("abort"),
-            good[2],
-            _calling("pause"),
-            *good[3:],
-        ]
-        rows = measured(measurer, modules)
-        for row, mod in zip(rows, modules, strict=True):
-            assert (row.seconds is not None) == any(mod is other for other in good), row.error
-        assert "ended the session on 3 servers: a crash" in (rows[2].error or "")
-        assert "took longer than 1 s on the server" in (rows[4].error or "")
+        *before, crash, between = measured(measurer, [*good[:2], _calling("abort"), good[2]])
+        measurer.run_timeout = 1.0  # only for what hangs: on a busy machine others take as long
+        (hang,) = measured(measurer, [_calling("pause")])
+        measurer.run_timeout = 60.0
+        after = measured(measurer, good[3:])
+        for row in (*before, between, *after):
+            assert row.seconds is not None, row.error
+        assert crash.seconds is hang.seconds is None
+        assert "ended the session on 3 servers: a crash" in (crash.error or "")
+        assert "took longer than 1 s on the server" in (hang.error or "")
         assert len(measurer.check_noise([("cpu", arguments_of(good[0]))])) == 1
         assert not list(measurer._folder.path.iterdir())
         folder = measurer._folder.path
@@ -114,8 +116,8 @@ def test_a_server_that_is_killed_loses_nothing(farm: Farm) -> None:
             future.result(60)
         assert all(row.seconds and row.error is None for row in rows)
         assert measurer.counts.run == 12
-    assert farm.count() == 2
-    deadline = time.monotonic() + 10
+    farm.wait_for(2)
+    deadline = time.monotonic() + 60
     while new := {p.pid for p in psutil.Process().children(recursive=True) if p.status() != "zombie"} - before:
         assert time.monotonic() < deadline, new
         time.sleep(0.05)
@@ -126,18 +128,19 @@ def test_no_servers_at_all(farm: Farm) -> None:
         RemoteMeasurer(farm.address, "gpu")
     with pytest.raises(RemoteError, match=r"nothing listens at 127\.0\.0\.1:1 \(Connection refused\); start a tracker"):
         RemoteMeasurer(Address(LOCALHOST, 1), "cpu")
-    held = [request_session(farm.address, "cpu", 10.0) for _ in range(farm.count())]
+    held = [request_session(farm.address, "cpu", 60.0) for _ in range(farm.count())]
     with pytest.raises(RemoteError, match=r"no server with key 'cpu' .* was free for 0\.2 s"):
         request_session(farm.address, "cpu", 0.2)
     del held
-    with RemoteMeasurer(farm.address, "cpu", timing=QUICK, patience=1.0) as measurer:
+    with RemoteMeasurer(farm.address, "cpu", timing=QUICK, patience=0.2) as measurer:
         for server in farm.servers:
             farm.kill(server)
+        farm.wait_for(0)
         row = measurer.candidate(_module(1.0), native_target())
         measurer.build([row])
         (future,) = measurer.run_all([(row, "cpu", arguments_of(_module(1.0)))])
         with pytest.raises(RemoteError, match=r"no server at all; .*; what was measured is kept, run again to go on"):
-            future.result(30)
+            future.result(60)
         assert measurer.broken is not None
         assert row.seconds is None
         assert row.error is None, "it is no fault of the candidate"
@@ -182,7 +185,7 @@ def test_tune_on_three_servers_of_which_one_is_killed(commands: Commands, tmp_pa
         os.kill(server.pid, signal.SIGTERM)
         server.wait(30)
     tracker.terminate()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(psutil.pid_exists(p) and psutil.Process(p).status() != "zombie" for p in processes):
         assert time.monotonic() < deadline
         time.sleep(0.05)
