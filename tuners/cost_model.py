@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from tvm_ext.errors import MissingPackageError
+from tvm_ext.errors import MissingPackageError, TuningError, TvmExtError, first_line
 from tvm_ext.tuners.space import ConfigSpace
 from tvm_ext.tuners.tile_features import tile_projection
 from tvm_ext.tuners.tree_tables import TreeTables
@@ -40,6 +41,42 @@ class CostModel(Protocol):
 
     def resampled(self, features: np.ndarray, scores: np.ndarray) -> Sequence[CostModel]:
         """Give models like this one that learnt from other samples of the measurements: they tell how sure it is."""
+
+
+@contextmanager
+def said_by(model: Any) -> Iterator[None]:
+    """Tell in a sentence what goes wrong inside a cost model, which may be a user's."""
+    try:
+        yield
+    except TvmExtError:
+        raise
+    except Exception as error:
+        raise TuningError(
+            f"cost model {type(model).__name__} failed ({type(error).__name__}: {first_line(error)}); expected what "
+            "tvm_ext.tuners.cost_model.CostModel describes"
+        ) from error
+
+
+def scorer_of(model: CostModel, space: ConfigSpace) -> Callable[[np.ndarray], np.ndarray]:
+    """Give what predicts scores (n) of vectors (n x knobs) of a space, and lets nothing but finite numbers pass."""
+    with said_by(model):
+        score = model.scorer(space)
+
+    def checked(vectors: np.ndarray) -> np.ndarray:
+        with said_by(model):
+            return numbers_for(score(vectors), (len(vectors),))
+
+    return checked
+
+
+def numbers_for(predicted: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Give what was predicted as an array; a :class:`ValueError` where it has another shape, or no finite numbers."""
+    found = np.asarray(predicted)
+    if found.shape != shape or found.dtype.kind not in "fiu":
+        raise ValueError(f"it predicted {found.dtype}{list(found.shape)}, expected numbers of shape {list(shape)}")
+    if not np.isfinite(found).all():
+        raise ValueError(f"{np.count_nonzero(~np.isfinite(found))} of {found.size} predicted scores are not finite")
+    return found
 
 
 MEMBERS = 8

@@ -56,7 +56,7 @@ class Expectation:
         if self.notes:
             return unknown
         try:
-            costs = np.asarray(self.cost(vectors))
+            costs = np.asarray(self.cost(vectors.copy()))  # which it may change
             if costs.shape != (len(vectors),) or not np.issubdtype(costs.dtype, np.number):
                 found = f"{costs.dtype}{list(costs.shape)}"
                 raise ValueError(f"it gave {found} for {len(vectors)} configurations, expected as many numbers")

@@ -9,6 +9,9 @@ from numbers import Real
 from tvm_ext.errors import TuningError
 from tvm_ext.tuners.space import Vector
 
+SHORTEST = 1e-30
+"""Seconds below it are no time, and cost models of 32 bits could not hold its inverse."""
+
 
 class ErrorKind(StrEnum):
     """Why a configuration has no run time."""
@@ -42,7 +45,7 @@ class Measurement:
     Raises
     ------
     TuningError
-        If ``seconds`` is no number.
+        If ``seconds`` is no number, or ``error`` no kind.
     """
 
     vector: Vector
@@ -52,8 +55,13 @@ class Measurement:
     def __post_init__(self) -> None:
         if self.seconds is not None and not isinstance(self.seconds, Real):
             raise TuningError(
-                f"seconds of configuration {tuple(self.vector)} is {self.seconds!r}; expected a number, or None for "
+                f"seconds of configuration {self.vector} is {self.seconds!r}; expected a number, or None for "
                 "one that does not work"
+            )
+        if self.error is not None and self.error not in set(ErrorKind):
+            raise TuningError(
+                f"error of configuration {self.vector} is {self.error!r}; expected None or one of "
+                f"{', '.join(ErrorKind)}"
             )
 
     @property
@@ -65,5 +73,5 @@ class Measurement:
 
     @property
     def score(self) -> float:
-        """Runs a second; 0 for a configuration that does not work."""
-        return 0.0 if self.seconds is None or not self.seconds > 0 else 1.0 / self.seconds
+        """Runs a second; 0 for a configuration that does not work, or whose time is none."""
+        return 1.0 / self.seconds if self.seconds is not None and self.seconds >= SHORTEST else 0.0

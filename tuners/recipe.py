@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 
 from tvm_ext.backends.description import KernelDescription
+from tvm_ext.errors import OptionError
 from tvm_ext.tuners.cost_model import CostModel, XGBoostModel
 from tvm_ext.tuners.explorers import Explorer
 from tvm_ext.tuners.initialisers import Initialiser, RandomInitialiser, ValidityInitialiser
@@ -33,6 +35,11 @@ class Recipe:
         See there; what an oracle of the target is used for, beside the initialiser.
     acquisition : str, optional
         See there; the best predicted are handed to the sampler where it is left out.
+
+    Raises
+    ------
+    OptionError
+        If a number or a share is out of range.
     """
 
     explorer: Callable[[int], Explorer]
@@ -47,6 +54,16 @@ class Recipe:
     validity_bonus: float | None = None
     asks_first: bool = False
     acquisition: str | None = None
+
+    def __post_init__(self) -> None:
+        for what, least in (("batch", 1), ("initial", 0), ("pool", 1)):
+            number = getattr(self, what)
+            if isinstance(number, bool) or not isinstance(number, Integral) or number < least:
+                raise OptionError(f"{what} of a recipe is {number!r}; expected a whole number of {least} or more")
+        for what in ("refined_share", "random_share"):
+            share = getattr(self, what)
+            if not isinstance(share, Real) or not 0 <= share <= 1:
+                raise OptionError(f"{what} of a recipe is {share!r}; expected a share from 0 to 1")
 
     @property
     def shares(self) -> bool:

@@ -29,7 +29,8 @@ class Knob:
     name : str
         Unique in its space.
     choices : tuple
-        Numbers, booleans, or tuples of numbers of equal length; neighbours in the list should be alike.
+        Numbers, booleans, or tuples of numbers of equal length; neighbours in the list should be alike. Of anything
+        else, such as names, cost models see the place in the list.
     """
 
     name: str
@@ -121,6 +122,10 @@ class ConfigSpace:
         TuningError
             If it is not in the space; the message names the knob.
         """
+        if not isinstance(vector, Sequence | np.ndarray):
+            raise TuningError(
+                f"a configuration is {vector!r}; expected the index of the choice of each of {len(self.knobs)} knobs"
+            )
         if len(vector) != len(self.knobs):
             raise TuningError(f"a configuration of this space has {len(self.knobs)} entries, found {len(vector)}")
         for knob, choice in zip(self.knobs, vector, strict=True):
@@ -196,9 +201,10 @@ class ConfigSpace:
 
 def _feature_rows(knob: Knob) -> np.ndarray:
     """Features of each choice of a knob (choices × features)."""
-    first = knob.choices[0]
-    if isinstance(first, tuple):
-        return np.log2(np.array(knob.choices, dtype=np.float32))
-    if isinstance(first, bool | int | float):
-        return np.array(knob.choices, dtype=np.float32)[:, None]
-    return np.arange(len(knob.choices), dtype=np.float32)[:, None]
+    try:
+        numbers = np.array(knob.choices, dtype=np.float32).reshape(len(knob.choices), -1)
+    except (TypeError, ValueError, OverflowError):
+        numbers = np.array([[np.nan]])
+    if not np.isfinite(numbers).all():  # names among numbers, say: all that is known is their order
+        return np.arange(len(knob.choices), dtype=np.float32)[:, None]
+    return np.log2(numbers) if isinstance(knob.choices[0], tuple) and (numbers > 0).all() else numbers

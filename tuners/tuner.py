@@ -12,7 +12,7 @@ import numpy as np
 
 from tvm_ext.errors import OptionError, TuningError
 from tvm_ext.tuners.acquisition import ACQUISITIONS, check_acquisition
-from tvm_ext.tuners.cost_model import CostModel
+from tvm_ext.tuners.cost_model import CostModel, numbers_for, said_by, scorer_of
 from tvm_ext.tuners.explorers.base import Exploration, Explorer, Score
 from tvm_ext.tuners.initialisers import EnumeratingInitialiser, Initialiser, Start
 from tvm_ext.tuners.measurement import ErrorKind, Measurement
@@ -272,15 +272,17 @@ class Tuner:
         known = len(self.measurements), self._learnt
         if self._members is None or self._members[0] != known:
             start = time.perf_counter()
-            members = self.cost_model.resampled(*self.examples(self.space, self.measurements))
-            self._members = known, members
+            with said_by(self.cost_model):
+                self._members = known, self.cost_model.resampled(*self.examples(self.space, self.measurements))
             self.model_seconds += time.perf_counter() - start
-        features = self.cost_model.features(self.space, vectors)
-        return np.array([member.predict(features) for member in self._members[1]], np.float64)
+        with said_by(self.cost_model):
+            features = self.cost_model.features(self.space, vectors)
+            drawn = [numbers_for(member.predict(features), (len(vectors),)) for member in self._members[1]]
+        return np.array(drawn, np.float64)
 
     def _scorer(self) -> Score:
         """Give what predicts the scores of vectors, with the bias that validity adds."""
-        score = self.cost_model.scorer(self.space)
+        score = scorer_of(self.cost_model, self.space)
         biased = self.validity is not None and self.validity_bonus is not None
         if self.space.size <= TABULATED:
             self._table = self._table or ScoreTable(self.space)
@@ -312,7 +314,7 @@ class Tuner:
     def _refined(self, incumbents: np.ndarray, count: int, taken: set[int]) -> np.ndarray:
         """Give the best predicted changes of single knobs that are not in ``taken``, and add them."""
         around = unvisited(self.space, self._rng.permutation(self.space.changes(incumbents)), set(taken))
-        scores = self.cost_model.scorer(self.space)(around) if len(around) else np.empty(0)
+        scores = scorer_of(self.cost_model, self.space)(around) if len(around) else np.empty(0)
         return unvisited(self.space, around[np.argsort(-scores, kind="stable")[:count]], taken)
 
     def _learn_from_peers(self) -> bool:
@@ -339,7 +341,8 @@ class Tuner:
     def _fit(self) -> None:
         if not self._model_is_current:
             start = time.perf_counter()
-            self.cost_model.fit(*self.examples(self.space, self.measurements))
+            with said_by(self.cost_model):
+                self.cost_model.fit(*self.examples(self.space, self.measurements))
             self._model_is_current = True
             self.model_seconds += time.perf_counter() - start
 
