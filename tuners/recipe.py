@@ -62,7 +62,7 @@ class Recipe:
                 raise OptionError(f"{what} of a recipe is {number!r}; expected a whole number of {least} or more")
         for what in ("refined_share", "random_share"):
             share = getattr(self, what)
-            if not isinstance(share, Real) or not 0 <= share <= 1:
+            if not isinstance(share, Real) or not 0 <= float(share) <= 1:
                 raise OptionError(f"{what} of a recipe is {share!r}; expected a share from 0 to 1")
 
     @property
