@@ -22,6 +22,7 @@ from tvm_ext.schedules.annotations import BATCH_AXES_ATTRIBUTE, TILE_ATTRIBUTE
 from tvm_ext.schedules.compute.open_product import OPEN_PRODUCT
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.open_tiles import ZERO, Epilogue, check_tile, digits, kept, product, registers, tiles, whole
+from tvm_ext.schedules.cpu.tasks import WORK_ATTRIBUTE
 from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, top_blocks
 from tvm_ext.schedules.open_versions import Choice, OpenRule
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE, new_schedule
@@ -206,7 +207,7 @@ class _Kernel:
         return [*before, *digits(row, leading[self.batch_axes :])]
 
 
-def open_packing(vectors: int, lanes: int, transposed: bool, dtype: str) -> tirx.PrimFunc:
+def open_packing(vectors: int, lanes: int, transposed: bool, dtype: str, machine: Machine) -> tirx.PrimFunc:
     """Make the kernel that packs right operands; columns beyond the last are zero.
 
     Parameters
@@ -218,6 +219,8 @@ def open_packing(vectors: int, lanes: int, transposed: bool, dtype: str) -> tirx
     transposed : bool
         The operand is ``[b, n, k]``, not ``[b, k, n]``.
     dtype : str
+    machine : Machine
+        What it runs on; a small operand is packed by the calling thread alone.
 
     Returns
     -------
@@ -225,6 +228,8 @@ def open_packing(vectors: int, lanes: int, transposed: bool, dtype: str) -> tirx
         Arguments: the operand, the packed one ``[b, chunks, k, lanes]``.
     """
     zero = tirx.const(0, dtype)
+    seconds = 2 * tvm.DataType(dtype).bits / 8 / machine.stream_bandwidth  # an element read and written
+    operations = max(1, round(seconds * lanes * machine.flops))
 
     def element(source: Any, batch: Any, k: Any, column: Any) -> Any:
         return source[batch, column, k] if transposed else source[batch, k, column]
@@ -236,20 +241,21 @@ def open_packing(vectors: int, lanes: int, transposed: bool, dtype: str) -> tirx
             source_handle, (batch, columns, reduction) if transposed else (batch, reduction, columns), dtype
         )
         packed = script.match_buffer(packed_handle, (batch, chunks, reduction, lanes), dtype)
-        for task in script.parallel(batch * chunks):
-            with script.sblock("packing"):
-                v = script.axis.spatial(batch * chunks, task)
-                b, chunk = script.meta_var(v // chunks), script.meta_var(v % chunks)
-                if chunk * lanes + lanes <= columns:
-                    for k in range(reduction):
-                        for x in script.vectorized(lanes):
-                            packed[b, chunk, k, x] = element(source, b, k, chunk * lanes + x)
-                else:
-                    for k, x in script.grid(reduction, lanes):
-                        packed[b, chunk, k, x] = script.if_then_else(
-                            chunk * lanes + x < columns,
-                            element(source, b, k, script.min(chunk * lanes + x, columns - 1)),
-                            zero,
-                        )
+        with script.attr(tirx.const(0, "int32"), WORK_ATTRIBUTE, batch * chunks * reduction * operations):
+            for task in script.parallel(batch * chunks):
+                with script.sblock("packing"):
+                    v = script.axis.spatial(batch * chunks, task)
+                    b, chunk = script.meta_var(v // chunks), script.meta_var(v % chunks)
+                    if chunk * lanes + lanes <= columns:
+                        for k in range(reduction):
+                            for x in script.vectorized(lanes):
+                                packed[b, chunk, k, x] = element(source, b, k, chunk * lanes + x)
+                    else:
+                        for k, x in script.grid(reduction, lanes):
+                            packed[b, chunk, k, x] = script.if_then_else(
+                                chunk * lanes + x < columns,
+                                element(source, b, k, script.min(chunk * lanes + x, columns - 1)),
+                                zero,
+                            )
 
     return packing.with_attrs(_DONE)

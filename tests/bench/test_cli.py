@@ -63,6 +63,10 @@ def test_no_engine_could_run_it(make_engine: MakeEngine, mlp: Path, capsys: pyte
         (["--chart", "no.png/chart.png"], 7, "cannot write"),
         (["--target", "nvidia/nvidia-a100"], 6, "this machine has no NVIDIA GPU"),
         (["--input-shape", "z:1"], 5, "no input 'z'"),
+        (["--size", "batch=3"], 2, "option size: all extents are fixed"),
+        (["--dynamic", "batch=1..8", "--size", "batch"], 2, "option --size: 'batch' is no size of open dimensions"),
+        (["--dynamic", "batch=1..8"], 5, "the model has no open dimension 'batch'"),
+        (["--generate", "3", "--size", "batch=3"], 2, "--size does not go with --generate"),
     ],
 )
 def test_wrong_options(

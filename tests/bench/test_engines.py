@@ -19,6 +19,7 @@ from tvm_ext.bench.contender import choose_contenders
 from tvm_ext.bench.peers import ENGINES
 from tvm_ext.bench.protocol import Job
 from tvm_ext.bench.result import BenchResult, Row
+from tvm_ext.bench.subject import open_subject
 
 
 def job(model: Path, inputs: dict[str, np.ndarray], **fields: Any) -> Job:
@@ -27,6 +28,8 @@ def job(model: Path, inputs: dict[str, np.ndarray], **fields: Any) -> Job:
         "kind": "onnx",
         "inputs": inputs,
         "dimensions": {},
+        "importing": {},
+        "ranges": {},
         "threads": 1,
         "target": '{"kind": "llvm"}',
         "device": "cpu",
@@ -162,6 +165,34 @@ def test_modules_run_in_the_tvm_engines() -> None:
     assert [row.engine for row in result.rows] == ["tvm", "tvm_ext"]
     assert [row.error for row in result.rows] == [None, None]
     assert result.reference is None
+
+
+def test_engines_keep_extents_open() -> None:
+    model = get("tiny_mlp").onnx_model()
+    del model.graph.value_info[:]
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    engines = [name for name in ("tvm_ext", "onnxruntime", "openvino") if not ENGINES[name].missing("onnx")]
+    result = compare(model, engines, dynamic="batch=1..64", size={"batch": 7}, noise=False, threads=1)
+    assert [row.error for row in result.rows] == [None] * len(engines)
+    assert all(row.relative_error < 1e-4 for row in result.rows if row.relative_error is not None)
+
+
+def test_openvino_is_given_the_ranges_of_open_extents() -> None:
+    module = load("openvino")
+    entry = get("tiny_mlp")
+    model = entry.onnx_model()
+    del model.graph.value_info[:]
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    with open_subject(model, dynamic="batch=2..9", size={"batch": 5}) as subject:
+        asked = job(subject.path, subject.inputs, ranges=subject.ranges, importing=subject.importing)
+        engine = module.Engine(asked)
+        (port,) = engine._request.get_compiled_model().inputs
+    assert str(port.partial_shape) == "[2..9,32]"
+    engine.run()
+    (outputs,) = engine.outputs()
+    assert outputs.shape[0] == 5
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino"])

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from tests.zoo import get
 from tvm_ext.bench.sources import bind_dimensions
 from tvm_ext.bench.subject import open_subject
-from tvm_ext.errors import InputError, ModelError, UnsupportedOperatorError
+from tvm_ext.errors import InputError, ModelError, OptionError, UnsupportedOperatorError
 from tvm_ext.tensor_spec import TensorSpec
 
 
@@ -75,6 +75,50 @@ def test_given_arrays_are_used() -> None:
     with open_subject(model_with_input("batch", "width"), inputs={"x": array}) as subject:
         np.testing.assert_array_equal(subject.inputs["x"], array)
         assert subject.dimensions == {"batch": 4, "width": 5}
+
+
+def test_extents_that_stay_open() -> None:
+    model = model_with_input("batch", "width")
+    with open_subject(model, dynamic="batch=1..8,width=2..", size={"batch": 4, "width": 5}) as subject:
+        assert shapes(subject) == {"x": (4, 5)}
+        assert subject.dimensions == {}, "no engine is told what stays open"
+        assert subject.ranges == {"x": [(1, 8), (2, None)]}
+        assert subject.importing == {"input_shapes": None, "dynamic": "batch=1..8,width=2.."}
+        assert subject.notes == ("every engine is compiled for open sizes, and runs with batch=4, width=5",)
+    with open_subject(model, dynamic="width=2..", size={"width": 5}) as subject:
+        assert subject.ranges == {"x": [None, (2, None)]}
+        assert subject.dimensions == {"batch": 1}
+    with open_subject(model, input_shapes={"x": ["n", 7]}, size={"n": 3}) as subject:
+        assert shapes(subject) == {"x": (3, 7)}
+        assert subject.ranges == {"x": [(0, None), None]}
+        assert subject.dimensions == {"width": 7}
+
+
+def test_given_arrays_have_the_sizes_of_open_extents() -> None:
+    model = model_with_input("batch", "width")
+    with open_subject(model, dynamic="*", inputs={"x": np.zeros((4, 5), "float32")}) as subject:
+        assert shapes(subject) == {"x": (4, 5)}
+        assert subject.ranges == {"x": [(1, None), (1, None)]}
+    with (
+        pytest.raises(InputError, match=r"dimension 0 is 4, and the model is made for"),
+        open_subject(model, dynamic="batch=5..,width", inputs={"x": np.zeros((4, 5), "float32")}),
+    ):
+        pass
+
+
+def test_sizes_that_do_not_fit() -> None:
+    model = model_with_input("batch", "width")
+    with (
+        pytest.raises(InputError, match=r"the runs need a size of each: --size batch=4,width=\.\.\."),
+        open_subject(model, dynamic="*", size={"batch": 4}),
+    ):
+        pass
+    for options, words in (
+        ({"dynamic": "batch=1..3,width", "size": {"batch": 4, "width": 5}}, r"range of that dimension, 1\.\.3"),
+        ({"input_shapes": {"x": [4, 5]}, "size": {"batch": 4}}, "all extents are fixed"),
+    ):
+        with pytest.raises(OptionError, match=words), open_subject(model, **options):  # type: ignore[arg-type]
+            pass
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 
 import tvm_ext
@@ -36,6 +37,12 @@ def kernels(mod: tvm.IRModule) -> list[str]:
         return sorted(var.name_hint for var in open_products()(mod).get_global_vars())
 
 
+def branches(func: tirx.PrimFunc) -> list[tirx.IfThenElse]:
+    found: list[tirx.IfThenElse] = []
+    tvm_ffi.structural_walk(func.body, [(tirx.IfThenElse, found.append)])
+    return found
+
+
 @pytest.mark.parametrize(
     ("dtype", "columns"), [("float32", 33), ("float32", 64), ("float32", 3), ("float64", 5), ("float64", 2)]
 )
@@ -62,6 +69,16 @@ def test_columns_that_leave_a_part_of_a_vector_in_the_last_of_several_tiles(cpu:
             mod = relax.get_pipeline("tvm_ext")(module([[1, tirx.Var("m", "int64"), 19]], weight, False, "float32"))
         (product,) = (func for var, func in mod.functions.items() if var.name_hint == "open_product")
         assert UNPROVED_ATTRIBUTE not in product.attrs, (count, product.attrs[UNPROVED_ATTRIBUTE])
+
+
+def test_small_operands_are_packed_by_one_thread() -> None:
+    m, k, n = (tirx.Var(name, "int64") for name in "mkn")
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "znver4", "num-cores": 2})
+    with target:
+        mod = relax.get_pipeline("tvm_ext")(module([[1, m, k], [1, k, n]], None, False, "float32"))
+    (packing,) = (func for var, func in mod.functions.items() if var.name_hint == "open_packing")
+    (choice,) = (statement for statement in branches(packing) if "parallel" in str(statement.else_case))
+    assert "parallel" not in str(choice.then_case), "a serial loop where a fork does not pay"
 
 
 @pytest.mark.parametrize("transposed", [False, True])

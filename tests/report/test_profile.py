@@ -131,7 +131,7 @@ def test_limits_are_of_the_threads_that_kernels_run_in(
 def test_inputs_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling, "measure_limits", lambda target: LIMITS)
     with pytest.raises(InputError):
-        inspect_model(convolutional(), profile_runs=1, arrays=lambda specs: {"nobody": np.zeros(3)})
+        inspect_model(convolutional(), profile_runs=1, arrays=lambda model: {"nobody": np.zeros(3)})
 
 
 @pytest.mark.parametrize("target", ["c", {"kind": "cuda", "arch": "sm_80"}, "tvm-ext/vta-1x16x16"])

@@ -8,7 +8,7 @@ import tvm
 from tvm_ext.errors import OptionError
 from tvm_ext.frontend.imported import ImportedModel
 from tvm_ext.tensor_spec import TensorSpec
-from tvm_ext.tuning.sizes import parse_size, sizes_to_tune
+from tvm_ext.tuning.sizes import sizes_to_tune
 
 
 def of_specs(*specs: TensorSpec, conditions: tuple[str, ...] = ()) -> ImportedModel:
@@ -47,13 +47,3 @@ def test_sizes_fit_what_a_model_asks_of_them() -> None:
 def test_sizes_of_dimensions_that_are_computed_follow() -> None:
     model = of_specs(spec("n", ranges=((2, 8),)), spec("4*n"))
     assert sizes_to_tune(model, [{"n": 3}]) == [{"n": 3, "4*n": 12}]
-
-
-@pytest.mark.parametrize("text", ["", "n", "n=", "=3", "n=-1", "n=1,n=2", "n=1.5", "n=1,,m=2"])
-def test_sizes_of_the_command_line_that_are_none(text: str) -> None:
-    with pytest.raises(OptionError, match="option --size"):
-        parse_size(text)
-
-
-def test_sizes_of_the_command_line() -> None:
-    assert parse_size("batch=1, seq=128") == {"batch": 1, "seq": 128}

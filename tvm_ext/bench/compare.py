@@ -29,9 +29,11 @@ def compare(
     engines: Sequence[str | Contender] | None = None,
     *,
     target: str | Mapping[str, Any] | None = None,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    input_shapes: Mapping[str, Sequence[int | str]] | None = None,
     example_inputs: Sequence[Any] | None = None,
     inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray] | None = None,
+    dynamic: Any = None,
+    size: Mapping[str, int] | None = None,
     seed: int = 0,
     threads: int | None = None,
     repeats: int = MINIMUM_REPEATS,
@@ -52,7 +54,7 @@ def compare(
     target : str or mapping, optional
         Target of the TVM rows, an LLVM CPU or a GPU of CUDA that is here; this machine's CPU by default. With a GPU all
         engines compute on it.
-    input_shapes, example_inputs, inputs, seed
+    input_shapes, example_inputs, inputs, dynamic, size, seed
         See :func:`tvm_ext.bench.subject.open_subject`.
     threads : int, optional
         Threads of every engine; the physical cores this process may use by default.
@@ -86,12 +88,18 @@ def compare(
         If the target is unknown, or neither a CPU nor a GPU of this machine.
     """
     _check_options(threads, repeats, budget, timeout)
-    if inputs is not None and input_shapes:
-        raise OptionError("give inputs or input_shapes, not both: arrays have shapes already")
+    if inputs is not None and (input_shapes or size):
+        raise OptionError("give inputs, or input_shapes and size, not both: arrays have shapes already")
     load_average = os.getloadavg()[0]
     target_text, device = bench_target(target)
     with open_subject(
-        model, input_shapes=input_shapes, example_inputs=example_inputs, inputs=inputs, seed=seed
+        model,
+        input_shapes=input_shapes,
+        example_inputs=example_inputs,
+        inputs=inputs,
+        dynamic=dynamic,
+        size=size,
+        seed=seed,
     ) as subject:
         contenders = choose_contenders(engines, subject.kind, options, device)
         with Course(subject, target_text, threads or physical_cores(), timeout, progress, device) as course:

@@ -206,6 +206,8 @@ class Course:
             "kind": self._subject.kind,
             "inputs": self._subject.inputs,
             "dimensions": self._subject.dimensions,
+            "importing": self._subject.importing,
+            "ranges": self._subject.ranges,
             "threads": self._threads,
             "target": self._target,
             "device": self._device,

@@ -25,7 +25,12 @@ class Job(TypedDict):
     inputs : dict of str to numpy.ndarray
         One array per model input, in the order of the model.
     dimensions : dict of str to int
-        Value of each symbolic dimension that has a name.
+        Value of each symbolic dimension that has a name; of none that stays open.
+    importing : dict
+        Keyword arguments of :func:`tvm_ext.frontend.import_model`; read by the TVM engines only.
+    ranges : dict of str to list
+        For inputs with open extents, for each axis the least and the largest extent (None for no limit), or None where
+        it has the extent of the array. Empty where every engine compiles for the shapes of the arrays.
     threads : int
         Threads to compute with, the calling thread included.
     target : str
@@ -40,6 +45,8 @@ class Job(TypedDict):
     kind: ModelKind
     inputs: dict[str, np.ndarray]
     dimensions: dict[str, int]
+    importing: dict[str, Any]
+    ranges: dict[str, list[tuple[int, int | None] | None]]
     threads: int
     target: str
     device: str

@@ -15,9 +15,11 @@ import click
 from tvm_ext.cli.calibrate import renew_calibration
 from tvm_ext.cli.common import (
     Shapes,
+    dynamic_option,
     given_options,
     model_options,
     pipeline_options,
+    size_option,
 )
 
 PROGRESS_AFTER_SECONDS = 2.0
@@ -25,6 +27,8 @@ PROGRESS_AFTER_SECONDS = 2.0
 
 @click.command()
 @model_options
+@dynamic_option
+@size_option
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of every engine. [default: physical cores]")
 @click.option(
     "--repeats",
@@ -70,6 +74,8 @@ def command(
     model: Path,
     target: str,
     input_shapes: Shapes,
+    dynamic: str | None,
+    size: str | None,
     threads: int | None,
     repeats: int,
     budget: float,
@@ -85,21 +91,18 @@ def command(
 ) -> None:
     """Compare the latency of MODEL (.onnx or .pt2): stock TVM, tvm_ext, onnxruntime, OpenVINO, torch.
 
-    All engines compute in float32 with the same number of threads, each in its own process, in turns. With a CUDA
-    target they compute on the GPU, and each run is waited for once; TVM then has its DLight schedules.
+    All engines compute in float32 with the same number of threads, each in its own process, in turns. With --dynamic
+    all are compiled for open sizes, and run with those of --size. With a CUDA target they compute on the GPU, and each
+    run is waited for once; TVM then has its DLight schedules.
     """
     from tvm_ext.bench.chart import check_chart, write_chart
     from tvm_ext.bench.compare import compare
     from tvm_ext.bench.record import check_writable, result_document, write_result
     from tvm_ext.bench.table import print_result
     from tvm_ext.errors import CompileError, OptionError
+    from tvm_ext.sizes import parse_size
     from tvm_ext.system.files import check_output
 
-    shapes: dict[str, list[int]] = {}
-    for name, shape in input_shapes.items():
-        shapes[name] = [dim for dim in shape if isinstance(dim, int)]
-        if len(shapes[name]) < len(shape):
-            raise OptionError(f"--input-shape {name}: a benchmark runs one shape, so every dimension needs a number")
     if chart is not None:
         check_chart(chart)
         check_writable(chart)
@@ -111,7 +114,8 @@ def command(
     names = None if engines is None else [name.strip() for name in engines.split(",") if name.strip()]
     given = given_options(options)
     if generate is not None:
-        _refuse("--generate", {"--input-shape": input_shapes, "--threads": threads, "--chart": chart} | given)
+        shape = {"--input-shape": input_shapes, "--dynamic": dynamic, "--size": size}
+        _refuse("--generate", shape | {"--threads": threads, "--chart": chart} | given)
         decoding = {"prompt": prompt_length or 32, "weights": weights, "target": target, "seed": seed}
         _bench_generation(model, generate, names, json_path, decoding)
         return
@@ -123,7 +127,9 @@ def command(
             model,
             names,
             target=target,
-            input_shapes=shapes,
+            input_shapes=input_shapes or None,
+            dynamic=dynamic,
+            size=None if size is None else parse_size(size),
             seed=seed,
             threads=threads,
             repeats=repeats,

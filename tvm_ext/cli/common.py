@@ -101,6 +101,12 @@ dynamic_option = click.option(
     'may have at run time: "batch=1..32,seq=1..512"; "*" for all that are open.',
 )
 
+size_option = click.option(
+    "--size",
+    metavar="DIM=N,...",
+    help="Sizes that open dimensions have in the runs.",
+)
+
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add what a command takes that compiles a model: the model, the target, shapes of inputs."""

@@ -16,16 +16,19 @@ from tvm_ext.cli.common import (
     model_options,
     pipeline_options,
     print_json,
+    size_option,
     step_display,
 )
 
 if TYPE_CHECKING:
+    from tvm_ext.frontend.imported import ImportedModel
     from tvm_ext.report.profile import KernelCall, Profile
 
 
 @click.command()
 @model_options
 @dynamic_option
+@size_option
 @click.option("--input", "inputs", multiple=True, metavar="[NAME=]FILE", help=".npy of one input, or .npz of several.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Seed of random inputs.")
 @click.option("--runs", default=20, show_default=True, type=click.IntRange(min=1), help="Runs that are timed.")
@@ -40,6 +43,7 @@ def command(
     target: str,
     input_shapes: Shapes,
     dynamic: str | None,
+    size: str | None,
     inputs: tuple[str, ...],
     seed: int,
     runs: int,
@@ -49,9 +53,11 @@ def command(
     **options: Any,
 ) -> None:
     """Time the kernels of MODEL (.onnx or .pt2) on this machine's CPU."""
+    from tvm_ext.errors import OptionError
     from tvm_ext.inputs import input_files, random_inputs, read_inputs
     from tvm_ext.report.collect import inspect_model
     from tvm_ext.report.page import render
+    from tvm_ext.sizes import all_extents, parse_size
     from tvm_ext.system.files import check_output, write_atomically
 
     if output is not None:
@@ -59,8 +65,15 @@ def command(
 
     renew_calibration(target, quiet=as_json)
 
-    def arrays(specs: Any) -> Any:
-        return read_inputs(specs, inputs) if inputs else random_inputs(specs, seed)
+    if inputs and size is not None:
+        raise OptionError("give --input or --size, not both: arrays have sizes already")
+    wanted = None if size is None else parse_size(size)
+
+    def arrays(model: ImportedModel) -> Any:
+        if inputs:
+            return read_inputs(model.inputs, inputs)
+        extents = None if wanted is None else all_extents(wanted, model.inputs, model.conditions)
+        return random_inputs(model.inputs, seed, extents, model.conditions)
 
     with step_display(quiet=as_json) as report:
         found = inspect_model(

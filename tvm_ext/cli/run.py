@@ -12,7 +12,7 @@ from typing import Any
 import click
 import numpy as np
 
-from tvm_ext.cli.common import json_flag, print_json
+from tvm_ext.cli.common import json_flag, print_json, size_option
 from tvm_ext.system.files import check_output, write_atomically
 
 
@@ -26,6 +26,7 @@ from tvm_ext.system.files import check_output, write_atomically
     type=click.IntRange(min=0),
     help="Seed of the random inputs used when none are given.",
 )
+@size_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the outputs to this .npz file.")
 @click.option("--device", metavar="vta://HOST:PORT", help="Run programs for VTA on the board that is served there.")
 @click.option("--emulate", is_flag=True, help="Run a model that was compiled for Hexagon under an emulator.")
@@ -43,6 +44,7 @@ def command(
     artifact: Path,
     inputs: tuple[str, ...],
     seed: int,
+    size: str | None,
     output: Path | None,
     device: str | None,
     emulate: bool,
@@ -56,15 +58,19 @@ def command(
     from tvm_ext.backends.vta.board.offloaded import open_runner
     from tvm_ext.errors import CheckError, OptionError
     from tvm_ext.inputs import input_files, random_inputs, read_inputs
+    from tvm_ext.sizes import all_extents, parse_size
     from tvm_ext.verify import compare_outputs, onnxruntime_outputs, require_agreement
 
     if output is not None:
         check_output(output, [artifact, *input_files(inputs), *([check] if check else [])])
     compiled = load_hexagon(artifact) if emulate else load(artifact)
+    if inputs and size is not None:
+        raise OptionError("give --input or --size, not both: arrays have sizes already")
     if inputs:
         arrays = read_inputs(compiled.inputs, inputs)
     else:
-        arrays = random_inputs(compiled.inputs, seed, conditions=compiled.conditions)
+        extents = None if size is None else all_extents(parse_size(size), compiled.inputs, compiled.conditions)
+        arrays = random_inputs(compiled.inputs, seed, extents, compiled.conditions)
     if device is not None and not compiled.is_offloaded:
         raise OptionError(
             f"{artifact} has no programs for VTA to run at {device}; compile it for a board (--target vta-...)"

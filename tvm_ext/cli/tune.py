@@ -152,11 +152,11 @@ def command(
     from tvm_ext.frontend import import_model
     from tvm_ext.options import PipelineOptions
     from tvm_ext.report.tuning_chart import write_tuning_chart
+    from tvm_ext.sizes import parse_size
     from tvm_ext.system.files import check_output
     from tvm_ext.target import resolve_target
     from tvm_ext.tuners.recipes import recipe, with_artefact
     from tvm_ext.tuning import tune
-    from tvm_ext.tuning.sizes import parse_size
     from tvm_ext.tuning.whole_network import tune_network
 
     start = time.perf_counter()

@@ -37,7 +37,6 @@ from tvm_ext.report.profile import require_profiled
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 from tvm_ext.system.compile_lock import one_at_a_time
 from tvm_ext.target import resolve_target
-from tvm_ext.tensor_spec import TensorSpec
 
 # Phases after which a kernel is no longer a call_tir in a dataflow block.
 _AFTER_KERNELS = ("lower", "memory", "finalize")
@@ -56,7 +55,7 @@ def inspect_model(
     progress: Callable[[str], None] | None = None,
     profile_runs: int = 0,
     embeddings: bool = False,
-    arrays: Callable[[Sequence[TensorSpec]], Mapping[str, np.ndarray]] = random_inputs,
+    arrays: Callable[[ImportedModel], Mapping[str, np.ndarray]] | None = None,
     **options: Any,
 ) -> Inspection:
     """Import and lower a model, without generating code, and collect what happened to it.
@@ -70,7 +69,7 @@ def inspect_model(
     embeddings : bool
         Whether to search how the target's instructions fit the multiply-accumulate kernels.
     arrays : callable
-        Gives the inputs of those runs.
+        Gives the inputs of those runs; random ones of the smallest sizes by default.
 
     Returns
     -------
@@ -129,7 +128,8 @@ def inspect_model(
     profile = None
     if profile_runs:
         report("time kernels")
-        given = check_inputs(imported.inputs, arrays(imported.inputs))
+        made = random_inputs(imported.inputs, conditions=imported.conditions) if arrays is None else arrays(imported)
+        given = check_inputs(imported.inputs, made)
         profile = profile_kernels(lowered, resolved, list(given.values()), found, profile_runs)
     return Inspection(
         model=imported.source,

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from math import log2
 
 from tvm_ext.conditions import LARGEST, holds, limits_of_symbols, smallest_extents
-from tvm_ext.errors import OptionError
 from tvm_ext.frontend.imported import ImportedModel
-from tvm_ext.tensor_spec import TensorSpec
+from tvm_ext.sizes import all_extents
 
 LONGEST = 512
 """Length that stands for large ones where a range goes further, or has no end."""
@@ -18,8 +17,6 @@ MOST = 8
 
 NEAR = 64
 """Sizes that are tried below one that a model does not accept."""
-
-FORM = "write batch=1,seq=128"
 
 
 def sizes_to_tune(model: ImportedModel, given: Sequence[Mapping[str, int]] = ()) -> list[dict[str, int]]:
@@ -45,14 +42,10 @@ def sizes_to_tune(model: ImportedModel, given: Sequence[Mapping[str, int]] = ())
     specs, conditions = model.inputs, model.conditions
     least, most, _ = limits_of_symbols(specs)
     ranges = {name: (least[name], most[name]) for name in least}
-    if not ranges:
-        if given:
-            raise OptionError(
-                "option sizes: all extents of the model are fixed; leave it out, or keep some open with dynamic"
-            )
-        return []
     if given:
-        return [_checked(size, ranges, specs, conditions) for size in given]
+        return [all_extents(size, specs, conditions) for size in given]
+    if not ranges:
+        return []
     found: list[dict[str, int]] = []
     batches = {spec.shape[0] for spec in specs if len(spec.shape) > 1}  # what inputs of more than one axis begin with
     for share in (0.0, 0.5, 1.0):
@@ -65,23 +58,6 @@ def sizes_to_tune(model: ImportedModel, given: Sequence[Mapping[str, int]] = ())
     return found
 
 
-def parse_size(text: str) -> dict[str, int]:
-    """Read a size such as ``batch=1,seq=128``.
-
-    Raises
-    ------
-    OptionError
-        If it is none.
-    """
-    found: dict[str, int] = {}
-    for part in text.split(","):
-        name, separator, extent = (piece.strip() for piece in part.partition("="))
-        if not name or not separator or not extent.isdecimal() or name in found:
-            raise OptionError(f"option --size: {text!r:.100} is no size of open dimensions; {FORM}")
-        found[name] = int(extent)
-    return found
-
-
 def _between(low: int, high: int, share: float, is_batch: bool) -> int:
     """Give a size in a range: a power of two where there is one."""
     high = max(low, min(high, MOST if is_batch and high == LARGEST else LONGEST))
@@ -90,26 +66,3 @@ def _between(low: int, high: int, share: float, is_batch: bool) -> int:
 
 def _fits(size: Mapping[str, int], conditions: Sequence[str]) -> bool:
     return all(holds(condition, size) for condition in conditions)
-
-
-def _checked(
-    size: Mapping[str, int],
-    ranges: Mapping[str, tuple[int, int]],
-    specs: Sequence[TensorSpec],
-    conditions: Sequence[str],
-) -> dict[str, int]:
-    for name, extent in size.items():
-        if name not in ranges:
-            raise OptionError(f"option sizes: the model has no open dimension {name!r}; it has {', '.join(ranges)}")
-        low, high = ranges[name]
-        if not isinstance(extent, int) or not low <= extent <= high:
-            until = "" if high == LARGEST else high
-            raise OptionError(
-                f"option sizes: {name} = {extent!r} is not in the range of that dimension, {low}..{until}"
-            )
-    found = smallest_extents(specs, size, conditions)
-    for condition in conditions:
-        if not holds(condition, found):
-            text = ", ".join(f"{name}={extent}" for name, extent in found.items())
-            raise OptionError(f"option sizes: {text} does not fulfil {condition}, as the model asks; {FORM}")
-    return found

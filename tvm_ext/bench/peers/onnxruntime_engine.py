@@ -36,7 +36,7 @@ class Engine:
         options.intra_op_num_threads = job["threads"]
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
-        # TVM compiles for fixed shapes; a session that knows them can plan its memory and fold shape arithmetic too.
+        # Shapes that TVM compiles for are told to the session, which can plan memory and fold shape arithmetic by them.
         for name, value in job["dimensions"].items():
             options.add_free_dimension_override_by_name(name, value)
         start = time.perf_counter()

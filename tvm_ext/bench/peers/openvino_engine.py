@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,14 +25,14 @@ def version() -> str:
 
 
 class Engine:
-    """One inference request on a model compiled for fixed input shapes."""
+    """One inference request on a model compiled for the shapes of the inputs, or for the ranges that they may have."""
 
     def __init__(self, job: Job) -> None:
         core = openvino.Core()
         start = time.perf_counter()
         model = _read(core, job)
         ports = _ports(model, job)
-        model.reshape({port: list(array.shape) for port, array in ports})
+        model.reshape({port: _extents(array, job["ranges"].get(name)) for port, name, array in ports})
         imported = time.perf_counter()
         settings = {
             "INFERENCE_PRECISION_HINT": job["options"].get("precision", "f32"),
@@ -45,7 +46,7 @@ class Engine:
             "compile_seconds": time.perf_counter() - imported,
         }
         self._request = compiled.create_infer_request()
-        for position, (_, array) in enumerate(ports):
+        for position, (*_, array) in enumerate(ports):
             self._request.set_input_tensor(position, openvino.Tensor(array))
         self._outputs = len(compiled.outputs)
 
@@ -66,10 +67,22 @@ def _read(core: Any, job: Job) -> Any:
     return openvino.convert_model(torch.export.load(job["model"]))
 
 
-def _ports(model: Any, job: Job) -> list[tuple[Any, np.ndarray]]:
-    """Pair each input of the model with its array: by name for ONNX, by position for torch, which keeps no names."""
+def _ports(model: Any, job: Job) -> list[tuple[Any, str, np.ndarray]]:
+    """Pair each input of the model with its name in the job, and its array.
+
+    By name for ONNX, by position for torch, which keeps no names.
+    """
+    inputs = job["inputs"]
     if job["kind"] == "onnx":
-        return [
-            (port, next(array for name, array in job["inputs"].items() if name in port.names)) for port in model.inputs
-        ]
-    return list(zip(model.inputs, job["inputs"].values(), strict=True))
+        named = {port: next(name for name in inputs if name in port.names) for port in model.inputs}
+    else:
+        named = dict(zip(model.inputs, inputs, strict=True))
+    return [(port, name, inputs[name]) for port, name in named.items()]
+
+
+def _extents(array: np.ndarray, ranges: Sequence[tuple[int, int | None] | None] | None) -> Any:
+    """Give the shape that a model is compiled for, with ranges for its open extents."""
+    if ranges is None:
+        return list(array.shape)
+    limits = [(extent, extent) if kept is None else kept for extent, kept in zip(array.shape, ranges, strict=True)]
+    return openvino.PartialShape([openvino.Dimension(low, -1 if high is None else high) for low, high in limits])

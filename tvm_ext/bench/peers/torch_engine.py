@@ -35,7 +35,8 @@ class Engine:
             program = move_to_device_pass(program, device)
         self._module = program.module()
         if job["options"].get("compiled"):
-            self._module = torch.compile(self._module, mode="max-autotune" if job["device"] == "cuda" else None)
+            mode = "max-autotune" if job["device"] == "cuda" else None
+            self._module = torch.compile(self._module, mode=mode, dynamic=True if job["ranges"] else None)
         self._is_on_gpu = job["device"] == "cuda"
         self.facts: Facts = {"import_seconds": time.perf_counter() - start, "compile_seconds": 0.0}
         tensors = [torch.from_numpy(array).to(device) for array in job["inputs"].values()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +10,19 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_ext.bench.protocol import Job
+from tvm_ext.bench.protocol import Job, ModelKind
 from tvm_ext.frontend import ImportedModel, import_model
 
 
 def read(job: Job) -> ImportedModel:
-    """Import the model of a job; ONNX with its input shapes bound, the others as they are."""
-    if job["kind"] == "onnx":
-        return import_model(job["model"], input_shapes={name: array.shape for name, array in job["inputs"].items()})
-    if job["kind"] == "ir":
-        return import_model(tvm.ir.load_json(Path(job["model"]).read_text(encoding="utf-8")))
-    return import_model(job["model"])
+    """Import the model of a job as it says."""
+    return read_model(job["kind"], job["model"], job["importing"])
+
+
+def read_model(kind: ModelKind, path: str | Path, importing: Mapping[str, Any]) -> ImportedModel:
+    """Import the file of a model with keyword arguments of :func:`tvm_ext.frontend.import_model`."""
+    model = tvm.ir.load_json(Path(path).read_text(encoding="utf-8")) if kind == "ir" else path
+    return import_model(model, **importing)
 
 
 class Machine:

@@ -112,7 +112,7 @@ class _Rewriter(PyExprMutator):
         reduction, columns = shape[-2], shape[-1]
         operand = self._reshaped(source, [batch, columns, reduction] if transposed else [batch, reduction, columns])
         chunks = _simple(plan.chunks(columns))
-        kernel = self.builder_.add_func(open_packing(vectors, lanes, transposed, dtype), "open_packing")
+        kernel = self.builder_.add_func(open_packing(vectors, lanes, transposed, dtype, self.machine), "open_packing")
         result = relax.TensorType([batch, chunks, reduction, lanes], dtype)
         return self.builder_.emit(relax.call_tir(kernel, [operand], result))
 
