@@ -1,11 +1,14 @@
 """Which tests ``make test`` leaves to ``make test-slow``, so that the others take no more than ten minutes.
 
-    python -m pytest -n 2 --dist loadgroup -m "not slow" --durations=0 -vv > durations.log
-    python scripts/long_tests.py durations.log
+    python -m pytest -p scripts.processor_time -n 2 --dist loadgroup -m "not slow" --durations=0 -vv > durations.log
+    python -m scripts.long_tests durations.log
 
 writes ``tests/long_tests.txt``, one test a line, which ``tests/conftest.py`` marks as ``long``. Of every
-test function the quickest case stays if it takes no more than ``--least`` seconds, so that nothing goes without a test;
-of the rest the longest leave first, until what stays fits into ``--minutes`` of ``--processes`` processes.
+test function the quickest case stays if it takes no more than ``--least`` seconds, so that nothing goes without a test.
+Of the rest those cases leave first, the longest before others, whose parameters all have their values in other cases
+that stay; then the longest, until what stays fits into ``--minutes`` of ``--processes`` processes.
+
+With ``--add`` tests are added to the list, for a log of ``make test`` alone: what is long stays long.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 LONG_TESTS = Path(__file__).parents[1] / "tests" / "long_tests.txt"
@@ -46,14 +50,32 @@ def long_tests(seconds: dict[str, float], budget: float, least: float) -> list[s
         cases[name.partition("[")[0]].append(name)
     quickest = {min(names, key=lambda name: (seconds[name], name)) for names in cases.values()}
     kept = {name for name in quickest if seconds[name] <= least}
+    needed = kept.union(*(covering(names, seconds) for names in cases.values()))
     total = sum(seconds.values())
     left_out = []
-    for name in sorted(seconds.keys() - kept, key=lambda name: (-seconds[name], name)):
+    for name in sorted(seconds.keys() - kept, key=lambda name: (name in needed, -seconds[name], name)):
         if total <= budget:
             break
         left_out.append(name)
         total -= seconds[name]
     return sorted(left_out)
+
+
+def covering(names: Sequence[str], seconds: Mapping[str, float]) -> set[str]:
+    """Choose cases of one test function that hold each value of each of its parameters, quick ones if possible.
+
+    Names say what the values are, ``test[a-1]``, where all have as many parts; otherwise each case is one of its own.
+    """
+    values = {name: tuple(enumerate(name.partition("[")[2].removesuffix("]").split("-"))) for name in names}
+    if len({len(parts) for parts in values.values()}) > 1:
+        return set(names)
+    chosen: set[str] = set()
+    held: set[tuple[int, str]] = set()
+    while missing := {value for parts in values.values() for value in parts} - held:
+        best = min(names, key=lambda name: (seconds[name] / max(len(missing.intersection(values[name])), 1e-9), name))
+        chosen.add(best)
+        held.update(values[best])
+    return chosen
 
 
 def main() -> None:
@@ -65,12 +87,14 @@ def main() -> None:
     parser.add_argument(
         "--least", type=float, default=4.0, help="seconds that the quickest case of a test may take (4)"
     )
+    parser.add_argument("--add", action="store_true", help="keep what the list holds, and add to it")
     arguments = parser.parse_args()
     seconds = durations(arguments.log.read_text())
     if not seconds:
         parser.error(f"{arguments.log}: no durations; run pytest with --durations=0 -vv")
     names = long_tests(seconds, arguments.minutes * 60 * arguments.processes, arguments.least)
-    LONG_TESTS.write_text("".join(f"{name}\n" for name in names))
+    kept = LONG_TESTS.read_text().splitlines() if arguments.add else []
+    LONG_TESTS.write_text("".join(f"{name}\n" for name in sorted({*names, *kept})))
     stays = sum(seconds.values()) - sum(seconds[name] for name in names)
     print(
         f"{len(names)} of {len(seconds)} tests are long; the others take {stays / 60 / arguments.processes:.1f} minutes"

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from scripts.long_tests import durations, long_tests
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import long_tests as script
+from scripts.long_tests import covering, durations, long_tests
 
 LOG = """
 ============ slowest durations ============
@@ -38,3 +46,54 @@ def test_the_quickest_case_of_a_test_stays():
 
 def test_nothing_leaves_where_all_fit():
     assert long_tests(durations(LOG), budget=100, least=4) == []
+
+
+def test_cases_whose_values_are_in_others_leave_first():
+    seconds = {f"t[{kind}-{size}]": float(size) + (kind == "b") for kind in "ab" for size in (1, 7, 33)} | {"alone": 50}
+    assert covering([*seconds][:6], seconds) == {"t[a-1]", "t[a-7]", "t[a-33]", "t[b-1]"}
+    assert long_tests(seconds, budget=93, least=4) == ["t[b-33]", "t[b-7]"]
+    assert long_tests(seconds, budget=60, least=4) == ["alone", "t[b-33]", "t[b-7]"]
+    assert covering(["t[x]", "t[x-y]"], {"t[x]": 1.0, "t[x-y]": 1.0}) == {"t[x]", "t[x-y]"}
+
+
+def test_what_is_long_stays_long(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    listed, log = tmp_path / "long.txt", tmp_path / "log"
+    listed.write_text("tests/z.py::test_old\n")
+    log.write_text(LOG)
+    monkeypatch.setattr(script, "LONG_TESTS", listed)
+    for options, kept in ((["--add"], ["tests/z.py::test_old"]), ([], [])):
+        monkeypatch.setattr("sys.argv", ["long_tests", str(log), "--minutes", "0.3", "--processes", "1", *options])
+        script.main()
+        assert listed.read_text().splitlines() == ["tests/a.py::test_many[sizes of 3, 7-float32]", *kept]
+
+
+def test_durations_are_of_the_processor(tmp_path: Path):
+    file = tmp_path / "test_two.py"
+    file.write_text(
+        """
+import time
+
+def test_sleeps():
+    time.sleep(0.3)
+
+def test_works():
+    start = time.process_time()
+    while time.process_time() < start + 0.3:
+        pass
+"""
+    )
+    root = str(Path(script.__file__).parents[1])
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "scripts.processor_time",
+        "--durations=0",
+        "-vv",
+        "-c",
+        "/dev/null",
+    ]
+    done = subprocess.run([*command, file], cwd=tmp_path, env={**os.environ, "PYTHONPATH": root}, capture_output=True)
+    seconds = {name.partition("::")[2]: value for name, value in durations(done.stdout.decode()).items()}
+    assert seconds["test_sleeps"] < 0.2 < seconds["test_works"]
