@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -289,10 +290,15 @@ def summary_line(error: BaseException) -> str:
 
 def recorded_versions() -> dict[str, str]:
     """Versions of the packages that a compilation depends on."""
+    return dict(_versions())
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
     found = {}
     for package in RECORDED_PACKAGES:
         try:
-            found[package] = version(package)
+            found[package] = version(package)  # reads files, each time
         except PackageNotFoundError:
             continue
     return found

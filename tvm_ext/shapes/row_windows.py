@@ -110,7 +110,7 @@ def note_row_windows() -> tvm.transform.Pass:
     def _note(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
         for variable, func in mod.functions_items():
-            if isinstance(func, tirx.PrimFunc) and ROWS_ATTRIBUTE not in (func.attrs or {}):
+            if isinstance(func, tirx.PrimFunc) and ROWS_ATTRIBUTE not in (func.attrs or {}) and _gives_rows(func):
                 try:
                     windows = row_windows(func)
                 except MixedRowsError:
@@ -119,6 +119,11 @@ def note_row_windows() -> tvm.transform.Pass:
         return updated
 
     return _note
+
+
+def _gives_rows(func: tirx.PrimFunc) -> bool:
+    """Whether a result of a kernel may have open rows: most kernels have none, and need not be read."""
+    return any(tirx.is_buffer_var(param) and has_rows(param.shape) for param in func.params)
 
 
 def has_rows(shape: Sequence[Any]) -> bool:
