@@ -36,6 +36,11 @@ def simple(extent: Any) -> Any:
     return int(found) if isinstance(found, tirx.IntImm) else found
 
 
+def least(dtype: str) -> Expr:
+    """Give the least number of a type, which a maximum begins with."""
+    return -tirx.infinity(dtype) if "float" in dtype else tirx.min_value(dtype)
+
+
 def open_convolution(
     data: te.Tensor,
     weight: te.Tensor,
@@ -137,7 +142,7 @@ def open_pool(
     batch, chunks, *spatial, block = extents(data)
     rank = len(spatial)
     taps = _taps(kernel)
-    neutral = -tirx.infinity(str(data.dtype)) if kind == "max" else tirx.const(0, data.dtype)
+    neutral = least(str(data.dtype)) if kind == "max" else tirx.const(0, data.dtype)
     combine = te.max if kind == "max" else te.sum
 
     def window(n: tirx.Var, c: tirx.Var, *rest: tirx.Var) -> Expr:

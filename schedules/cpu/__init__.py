@@ -13,6 +13,7 @@ from tvm_ext.schedules.cpu.matmul import Matmul
 from tvm_ext.schedules.cpu.matvec import Matvec
 from tvm_ext.schedules.cpu.open_convolution import OpenConvolution
 from tvm_ext.schedules.cpu.open_extents import OpenExtents
+from tvm_ext.schedules.cpu.open_integer import OpenInteger
 from tvm_ext.schedules.cpu.open_product import OpenProduct
 from tvm_ext.schedules.cpu.open_window import OpenWindow
 from tvm_ext.schedules.cpu.open_winograd import OpenWinograd
@@ -31,6 +32,7 @@ RULES = (
     PooledConvolution(),
     Convolution(),
     OpenConvolution(),
+    OpenInteger(),
     OpenWinograd(),
     OpenWindow(),
     OpenProduct(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import tvm
 from tvm.s_tir import TensorIntrin
@@ -144,26 +145,49 @@ def _implementation(types: tuple[str, str, str], lanes: int, pack: int, accumula
     return implementation
 
 
-def _dot_product(form: DotProduct, lanes: int) -> tuple[PrimFunc, PrimFunc]:
+def dot(form: DotProduct, lanes: int, total: tvm.ir.Expr, together: tvm.ir.Expr, weights: tvm.ir.Expr) -> tvm.ir.Expr:
+    """Give sums with the products of a pack of inputs with a vector of weights added, by one instruction.
+
+    Parameters
+    ----------
+    form : DotProduct
+    lanes : int
+        For which it has an instruction.
+    total, together, weights : Expr
+        Vectors of ``lanes`` sums, of ``pack`` inputs and of ``lanes * pack`` weights.
+    """
     from tvm.script import tirx as T
 
     intrinsic = dict(form.names)[lanes]
     integers = f"int32x{lanes}"
     # LLVM has one integer type for signed and unsigned bytes; the instruction decides how it reads them.
     operand = f"{'int8' if form.pack == 4 else 'int16'}x{lanes * form.pack}"
+    if form.element:
+        return T.call_extern(integers, form.element, total, weights, T.reinterpret("float32", together))
+    inputs = T.reinterpret(operand, T.Broadcast(T.reinterpret("int32", together), lanes))
+    if form.extends:
+        return T.call_llvm_pure_intrin(integers, intrinsic, total, inputs, weights)
+    return total + T.call_llvm_pure_intrin(integers, intrinsic, inputs, weights)
 
-    def accumulate(total: tvm.ir.Expr, together: tvm.ir.Expr, weights_vector: tvm.ir.Expr) -> tvm.ir.Expr:
-        if form.element:
-            return T.call_extern(integers, form.element, total, weights_vector, T.reinterpret("float32", together))
-        inputs_vector = T.reinterpret(operand, T.Broadcast(T.reinterpret("int32", together), lanes))
-        if form.extends:
-            return T.call_llvm_pure_intrin(integers, intrinsic, total, inputs_vector, weights_vector)
-        return total + T.call_llvm_pure_intrin(integers, intrinsic, inputs_vector, weights_vector)
+
+def depthwise_dot(
+    form: DotProduct, lanes: int, total: tvm.ir.Expr, pixels: tvm.ir.Expr, weights: tvm.ir.Expr
+) -> tvm.ir.Expr:
+    """Give sums with the products of as many pixels as a pack has, each of ``lanes`` channels, with weights added."""
+    from tvm.script import tirx as T
+
+    order = [tap * lanes + lane for lane in range(lanes) for tap in range(form.pack)]
+    together = T.reinterpret(f"int8x{lanes * form.pack}", tvm.tirx.Shuffle([pixels], order))
+    return T.call_llvm_pure_intrin(f"int32x{lanes}", dict(form.names)[lanes], total, together, weights)
+
+
+def _dot_product(form: DotProduct, lanes: int) -> tuple[PrimFunc, PrimFunc]:
+    from tvm.script import tirx as T
 
     types = form.inputs, form.weights, "int32"
     return (
         _description(types, lanes, form.pack, lambda value: T.Cast("int32", value)),
-        _implementation(types, lanes, form.pack, accumulate),
+        _implementation(types, lanes, form.pack, partial(dot, form, lanes)),
     )
 
 
@@ -211,12 +235,7 @@ def _depthwise(form: DotProduct, lanes: int) -> tuple[PrimFunc, PrimFunc]:
     from tvm.script import tirx as T
 
     inputs, weights, pack = form.inputs, form.weights, form.pack
-    intrinsic = dict(form.names)[lanes]
-    order = [tap * lanes + lane for lane in range(lanes) for tap in range(pack)]
-
-    def accumulate(total: tvm.ir.Expr, pixels: tvm.ir.Expr, weights_vector: tvm.ir.Expr) -> tvm.ir.Expr:
-        together = T.reinterpret(f"int8x{lanes * pack}", tvm.tirx.Shuffle([pixels], order))
-        return T.call_llvm_pure_intrin(f"int32x{lanes}", intrinsic, total, together, weights_vector)
+    accumulate = partial(depthwise_dot, form, lanes)
 
     @T.prim_func(private=True, s_tir=True)
     def description(a: T.handle, b: T.handle, c: T.handle) -> None:

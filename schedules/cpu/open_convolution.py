@@ -70,34 +70,48 @@ class OpenConvolution(OpenRule):
 
     name = "cpu.open_convolution"
 
-    def read(self, func: PrimFunc, target: tvm.target.Target) -> _Kernel | None:
+    def read(self, func: PrimFunc, target: tvm.target.Target) -> ConvolutionKernel | None:
         """Read such a convolution, and what is computed of its elements."""
-        schedule = new_schedule(func)
-        conv = annotated_block(schedule, OPEN_CONVOLUTION)
-        if conv is None or len(schedule.get(conv).reads) < 2:
-            return None
-        try:
-            store, _ = inline_epilogue(schedule, conv)
-        except ScheduleError:
-            return None
-        if len(top_blocks(schedule)) != 2:
-            return None
-        windows = OpenWindows(schedule, conv, store)
-        return _Kernel(schedule.mod["main"], windows, machine_of(target)) if windows.fits() else None
+        found = read_windows(func, OPEN_CONVOLUTION)
+        return None if found is None else ConvolutionKernel(*found, machine_of(target))
 
 
-class _Kernel:
-    """Writes one kernel."""
+def read_windows(func: PrimFunc, kind: str) -> tuple[PrimFunc, OpenWindows] | None:
+    """Read a kernel of windows of one kind, whose epilogue is inlined; None where it is another one."""
+    schedule = new_schedule(func)
+    conv = annotated_block(schedule, kind)
+    if conv is None or len(schedule.get(conv).reads) < 2:
+        return None
+    try:
+        store, _ = inline_epilogue(schedule, conv)
+    except ScheduleError:
+        return None
+    if len(top_blocks(schedule)) != 2:
+        return None
+    windows = OpenWindows(schedule, conv, store)
+    return (schedule.mod["main"], windows) if windows.fits() else None
+
+
+class ConvolutionKernel:
+    """Writes one kernel.
+
+    Parameters
+    ----------
+    func : PrimFunc
+    windows : OpenWindows
+        Its weights are of shape ``(chunks, chunks of the input, [KD,] KH, KW, steps of a block, ...)``.
+    machine : Machine
+    """
 
     def __init__(self, func: PrimFunc, windows: OpenWindows, machine: Machine) -> None:
         self.func, self.windows, self.machine = func, windows, machine
         self.elements = product(windows.result.shape)
-        self.groups = windows.further[0]
+        self.groups, self.lanes = windows.further[0], windows.lanes
         shape = [int(extent) for extent in windows.weight.shape]
-        self.chunks, self.in_chunks, *self.kernel, self.block_in, self.lanes = shape
+        self.chunks, self.in_chunks, *self.kernel, self.steps, _ = shape
         columns, vectors = register_tile(MANY_COLUMNS, self.chunks // self.groups, machine, prod(shape[1:-1]))
         self.tile = min(columns, MOST_COLUMNS), vectors
-        self.together = 4 * prod(shape) <= machine.l2 // 2
+        self.together = prod(shape) * tvm.DataType(windows.weight.dtype).bits // 8 <= machine.l2 // 2
         steps = (*self.kernel, *windows.strides)
         self.one_row = all(step == 1 for step in steps) and windows.epilogue.counts_pixels()
 
@@ -168,8 +182,8 @@ class _Kernel:
     def _reduce(
         self, sums: Sequence[Any], n: Any, group: Any, place: list[Any], count: int, indices: list[Any]
     ) -> None:
-        """Add up the products of a tile: over blocks of input channels, taps, and channels of a block."""
-        extents = [self.in_chunks, *self.kernel, self.block_in]
+        """Add up the products of a tile: over blocks of input channels, taps, and steps of a block."""
+        extents = [self.in_chunks, *self.kernel, self.steps]
         if len(indices) < len(extents):
             extent = extents[len(indices)]
             if extent == 1:
@@ -178,24 +192,43 @@ class _Kernel:
                 with T.serial(ZERO, whole(extent)) as index:
                     self._reduce(sums, n, group, place, count, [*indices, index])
             return
+        self.step(sums, n, group, place, count, indices)
+
+    def step(
+        self, sums: Sequence[Any], n: Any, group: Any, place: list[Any], count: int, indices: Sequence[Any]
+    ) -> None:
+        """Add one step of the sums of a tile to them."""
         in_chunk, *taps, lane = indices
-        chunk = in_chunk
-        if self.groups > 1:
-            chunk = group // (self.chunks // self.groups // self.vectors) * self.in_chunks + in_chunk
+        chunk = self.input_chunk(group, in_chunk)
         windows = self.windows
         for j, c in itertools.product(range(count), range(self.vectors)):
             with T.vectorized(ZERO, whole(self.lanes)) as x:
-                outputs = [*place[:-1], place[-1] + j]
-                read = [
-                    output * stride + tap * step
-                    for output, tap, stride, step in zip(outputs, taps, windows.strides, windows.dilation, strict=True)
-                ]
+                read = self.pixel(place, j, taps)
                 weight = windows.weight[group * self.vectors + c, in_chunk, *taps, lane, x]
                 T.buffer_store(sums[j], sums[j][c, x] + windows.data[n, chunk, *read, lane] * weight, [c, x])
 
+    def input_chunk(self, group: Any, in_chunk: Any) -> Any:
+        """Say which block of the input is read for a block of those that a group of the convolution has."""
+        if self.groups == 1:
+            return in_chunk
+        return group // (self.chunks // self.groups // self.vectors) * self.in_chunks + in_chunk
 
-def open_padding(chunks: int, block: int, padding: list[int], dtype: str, machine: Machine) -> PrimFunc:
-    """Make the kernel that puts zeros around the images of a blocked tensor.
+    def pixel(self, place: Sequence[Any], column: int, taps: Sequence[Any]) -> list[Any]:
+        """Say which pixel of the input taps meet, for a column of the tile whose first one is ``place``."""
+        windows = self.windows
+        return [
+            output * stride + tap * step
+            for output, tap, stride, step in zip(
+                [*place[:-1], place[-1] + column], taps, windows.strides, windows.dilation, strict=True
+            )
+        ]
+
+
+def open_padding(
+    chunks: int, block: int, padding: list[int], dtype: str, machine: Machine, value: int = 0, result: str = "",
+    offset: int = 0,
+) -> PrimFunc:  # fmt: skip
+    """Make the kernel that puts a number around the images of a blocked tensor.
 
     Parameters
     ----------
@@ -205,12 +238,19 @@ def open_padding(chunks: int, block: int, padding: list[int], dtype: str, machin
         Before each spatial axis, then after each of them.
     dtype : str
     machine : Machine
+    value : int
+        What is put around them.
+    result : str
+        Type of the padded tensor; the same if empty.
+    offset : int
+        Subtracted from all elements of 8 bits.
 
     Returns
     -------
     tvm.tirx.PrimFunc
         Arguments: the tensor ``(N, chunks, [D,] H, W, block)``, and the padded one.
     """
+    result = result or dtype
     rank = len(padding) // 2
     before, after = padding[:rank], padding[rank:]
     with IRBuilder() as builder:
@@ -219,27 +259,32 @@ def open_padding(chunks: int, block: int, padding: list[int], dtype: str, machin
             batch, *spatial = (T.int64() for _ in range(1 + rank))
             wide = [extent + (first + last) for extent, first, last in zip(spatial, before, after, strict=True)]
             data = T.arg("data", T.buffer((batch, chunks, *spatial, block), dtype))
-            padded = T.arg("padded", T.buffer((batch, chunks, *wide, block), dtype))
+            padded = T.arg("padded", T.buffer((batch, chunks, *wide, block), result))
             outer = [batch, chunks, *wide[:-1]]
             total = product(outer)
 
             def columns(row: list[Any], begin: Any, count: Any, origin: list[Any] | None) -> None:
-                """Copy columns of a row, or set them to zero where there is no origin."""
+                """Copy columns of a row, or set them to the number where there is no origin."""
                 if isinstance(count, int) and count == 0:
                     return
 
                 def element(w: Any, x: Any) -> None:
-                    value = tirx.const(0, dtype) if origin is None else data[*origin, w, x]
-                    T.buffer_store(padded, value, [*row, begin + w, x])
+                    if origin is None:
+                        found = tirx.const(value - offset, result)
+                    elif result == dtype:
+                        found = data[*origin, w, x]
+                    else:
+                        found = (data[*origin, w, x].astype("int16") - tirx.const(offset, "int16")).astype(result)
+                    T.buffer_store(padded, found, [*row, begin + w, x])
 
                 if block > 1:
                     with T.serial(ZERO, whole(count)) as w, T.vectorized(ZERO, whole(block)) as x:
                         element(w, x)
                 else:
-                    with T.serial(ZERO, whole(count), annotations={SIMD_ATTRIBUTE: machine.lanes(dtype)}) as w:
+                    with T.serial(ZERO, whole(count), annotations={SIMD_ATTRIBUTE: machine.lanes(result)}) as w:
                         element(w, ZERO)
 
-            seconds = 2 * tvm.DataType(dtype).bits / 8 / machine.stream_bandwidth  # an element read and written
+            seconds = 2 * tvm.DataType(result).bits / 8 / machine.stream_bandwidth  # an element read and written
             work = product([total, wide[-1], whole(block)]) * max(1, round(seconds * machine.flops))
             with (
                 T.sblock("root"),

@@ -16,7 +16,7 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.script.ir_builder import tirx as T
 from tvm.tirx import PrimFunc
 
-from tvm_ext.schedules.compute.open_convolution import OPEN_DEPTHWISE, OPEN_MAX, OPEN_SUM, OPEN_TOTAL
+from tvm_ext.schedules.compute.open_convolution import OPEN_DEPTHWISE, OPEN_MAX, OPEN_SUM, OPEN_TOTAL, least
 from tvm_ext.schedules.cpu.open_tiles import ZERO, OpenWindows, digits, kept, product, registers, tiles, whole
 from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, top_blocks
 from tvm_ext.schedules.open_versions import written
@@ -104,7 +104,7 @@ class _Kernel:
         self.windows = windows
         self.kernel = windows.further
         is_max = windows.kind == OPEN_MAX
-        self.neutral = -tirx.infinity(windows.dtype) if is_max else tirx.const(0, windows.dtype)
+        self.neutral = least(windows.dtype) if is_max else tirx.const(0, windows.dtype)
 
     def write(self) -> None:
         """Emit the kernel: a task is some rows of a block of channels."""

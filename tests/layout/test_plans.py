@@ -16,10 +16,10 @@ from tvm_ext.graph.decisions import Decision, layout_decisions, with_decisions
 from tvm_ext.layout.convolution_plan import (
     ConvolutionShape,
     plan_convolution,
-    plan_integer_convolution,
     plan_open_convolution,
     plan_phases,
 )
+from tvm_ext.layout.integer_plan import plan_integer_convolution
 from tvm_ext.layout.product_plan import plan_open_product, plan_product
 from tvm_ext.layout.verify import verify_open_plan, verify_open_product, verify_phases, verify_plan, verify_product
 from tvm_ext.schedules.compute.matmul import MatmulShape

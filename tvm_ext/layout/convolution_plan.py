@@ -212,12 +212,12 @@ def plan_convolution(
     if shape.is_depthwise:
         block = wanted or stored or channel_block(shape.in_channels, machine)
         computed = computed_strip_width(shape.results[-1], machine.vector_registers)
-        return ConvolutionPlan("depthwise", block, block, _count(shape.out_channels, block), computed)
+        return ConvolutionPlan("depthwise", block, block, count_blocks(shape.out_channels, block), computed)
     blocks = blocks_of(shape.in_channels, shape.out_channels, shape.groups, machine, stored, wanted)
     if blocks is None:
         return None
     block_in, block_out = blocks
-    chunks = _count(shape.out_channels, block_out)
+    chunks = count_blocks(shape.out_channels, block_out)
     if winograd and shape.groups == 1 and block_in == block_out == lanes:
         fast = _plan_winograd(shape, machine, bfloat16)
         if fast is not None:
@@ -236,7 +236,7 @@ def pixels_plan(
         Also where rows look better.
     """
     rounds, block_sum, reduction = _reduction(shape, blocks[0], bfloat16)
-    chunks = _count(shape.out_channels, blocks[1])
+    chunks = count_blocks(shape.out_channels, blocks[1])
     pixels = _plan_pixels(shape, chunks, reduction, machine, forced)
     if not pixels:
         return None
@@ -248,7 +248,7 @@ def rows_plan(
 ) -> ConvolutionPlan:
     """Plan a convolution that is computed row by row."""
     rounds, block_sum, reduction = _reduction(shape, blocks[0], bfloat16)
-    chunks, width = _count(shape.out_channels, blocks[1]), shape.results[-1]
+    chunks, width = count_blocks(shape.out_channels, blocks[1]), shape.results[-1]
     if shape.groups == 1:
         chunks = computed_chunks(width, chunks, machine, reduction)
     computed = computed_width(width, chunks, machine, reduction)
@@ -262,7 +262,7 @@ def winograd_plan(shape: ConvolutionShape, machine: Machine, outputs: int) -> Co
     return (
         None
         if fast is None
-        else ConvolutionPlan("winograd", lanes, lanes, _count(shape.out_channels, lanes), winograd=fast)
+        else ConvolutionPlan("winograd", lanes, lanes, count_blocks(shape.out_channels, lanes), winograd=fast)
     )
 
 
@@ -273,7 +273,7 @@ def _reduction(shape: ConvolutionShape, block_in: int, bfloat16: bool) -> tuple[
     rounds = bfloat16 and block_sum % PAIR == 0
     # An instruction takes a pair as if it were one.
     steps = block_sum // PAIR if rounds else block_sum
-    return rounds, block_sum, _count(shape.in_channels // shape.groups, block_sum) * steps * prod(shape.kernel)
+    return rounds, block_sum, count_blocks(shape.in_channels // shape.groups, block_sum) * steps * prod(shape.kernel)
 
 
 def summed_block(channels: int, block: int) -> int:
@@ -283,7 +283,7 @@ def summed_block(channels: int, block: int) -> int:
     would begin too many loops.
     """
     parts = [block, *(part for part in (block // 2, block // 4) if part >= LEAST_SUM)]
-    return min(parts, key=lambda part: (_count(channels, part) * part, -part))
+    return min(parts, key=lambda part: (count_blocks(channels, part) * part, -part))
 
 
 def plan_phases(phase: ConvolutionShape, machine: Machine, stored: int = 0) -> ConvolutionPlan:
@@ -297,7 +297,7 @@ def plan_phases(phase: ConvolutionShape, machine: Machine, stored: int = 0) -> C
         See :func:`plan_convolution`.
     """
     block_out = channel_block(phase.out_channels, machine)
-    chunks = _count(phase.out_channels, block_out)
+    chunks = count_blocks(phase.out_channels, block_out)
     computed = computed_width(phase.results[-1], chunks, machine)
     return ConvolutionPlan("rows", input_block(phase.in_channels, machine, stored), block_out, chunks, computed)
 
@@ -314,47 +314,14 @@ def plan_open_convolution(
     """
     if 1 < groups == in_channels == out_channels:
         block = stored or channel_block(in_channels, machine)
-        return ConvolutionPlan("depthwise", block, block, _count(out_channels, block))
+        return ConvolutionPlan("depthwise", block, block, count_blocks(out_channels, block))
     # Kernels of open extents read no parts of blocks.
     blocks = blocks_of(in_channels, out_channels, groups, machine, stored if groups == 1 else 0)
-    return None if blocks is None else ConvolutionPlan("open", *blocks, _count(out_channels, blocks[1]))
+    return None if blocks is None else ConvolutionPlan("open", *blocks, count_blocks(out_channels, blocks[1]))
 
 
-def plan_integer_convolution(
-    shape: ConvolutionShape, machine: Machine, pack: int, stored: int = 0
-) -> ConvolutionPlan | None:
-    """Decide how a convolution of 8-bit integers with sums of 32 bits is computed; None where groups fill no vectors.
-
-    Parameters
-    ----------
-    shape : ConvolutionShape
-    machine : Machine
-    pack : int
-        Products that an instruction adds up, of neighbouring input channels.
-    stored : int
-        See :func:`plan_convolution`.
-    """
-    lanes, width = machine.lanes("int32"), shape.results[-1]
-    if shape.is_depthwise:
-        block = stored or channel_block(shape.in_channels, machine)
-        computed = computed_strip_width(width, machine.vector_registers)
-        return ConvolutionPlan("depthwise", block, block, _count(shape.out_channels, block), computed)
-    if shape.groups == 1:
-        block_out = channel_block(shape.out_channels, machine)
-        block_in = stored or channel_block(shape.in_channels, machine)
-        if block_in % pack or (not stored and shape.in_channels <= 4):
-            block_in = 4
-    else:
-        sizes = [size for size in (lanes, lanes // 2, lanes // 4) if size >= 4]
-        block_out = next((size for size in sizes if shape.out_channels // shape.groups % size == 0), 0)
-        block_in = next((size for size in sizes if shape.in_channels // shape.groups % size == 0), 0)
-        if not block_out or not block_in:
-            return None
-    chunks = _count(shape.out_channels, block_out)
-    return ConvolutionPlan("rows", block_in, block_out, chunks, computed_width(width, chunks, machine))
-
-
-def _count(channels: int, block: int) -> int:
+def count_blocks(channels: int, block: int) -> int:
+    """Count the blocks that hold so many channels."""
     return -(-channels // block)
 
 
@@ -363,8 +330,8 @@ def _plan_winograd(shape: ConvolutionShape, machine: Machine, bfloat16: bool, wa
     if shape.kernel[-2:] != (KERNEL, KERNEL) or any(step != 1 for step in (*shape.strides, *shape.dilation)):
         return None
     lanes = machine.lanes("float32")
-    in_channels = _count(shape.in_channels, lanes) * lanes
-    chunks = _count(shape.out_channels, lanes)
+    in_channels = count_blocks(shape.in_channels, lanes) * lanes
+    chunks = count_blocks(shape.out_channels, lanes)
     *depth, height, width = shape.results
     taps = prod(shape.kernel[:-2])
     planes = shape.batch * prod(depth)

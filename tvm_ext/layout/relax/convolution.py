@@ -19,6 +19,7 @@ from tvm_ext.layout.convolution_plan import (
 )
 from tvm_ext.layout.lanes import ANYTHING, ZERO
 from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator, is_better_turned, turn_geometry
+from tvm_ext.layout.relax.padding import padded
 from tvm_ext.layout.relax.winograd import emit_open_winograd, emit_winograd
 from tvm_ext.layout.verify import verify_open_plan, verify_phases, verify_plan
 from tvm_ext.relax_utils import INJECTIVE, OUT_ELEMENTWISE, open_shape, read_only, static_shape
@@ -30,16 +31,13 @@ from tvm_ext.schedules.compute.open_convolution import (
     open_convolution,
     open_depthwise,
     phases_to_image,
-    simple,
 )
 from tvm_ext.schedules.compute.packed_weights import pack_depthwise_weight, pack_weight
 from tvm_ext.schedules.compute.pixel_convolution import pixel_convolution
 from tvm_ext.schedules.compute.transposed_convolution import transposed_as_convolution, transposed_convolution
 from tvm_ext.schedules.compute.winograd_transforms import KERNEL
 from tvm_ext.schedules.cpu.machine import Machine
-from tvm_ext.schedules.cpu.open_convolution import open_padding
 from tvm_ext.schedules.cpu.open_winograd import pays_open_winograd
-from tvm_ext.shapes.row_windows import ROWS_ATTRIBUTE, RowWindow, RowWindows
 
 _LAYOUTS = {
     "relax.nn.conv1d": ("NCW", "OIW"),
@@ -225,10 +223,10 @@ def _open_convolution(rewriter: BlockedLayoutMutator, call: relax.Call, weight: 
         return Blocked(var, out_channels, len(shape), ZERO)
     rewriter.note(call.op.name, plan.form, plan)
     padding = geometry.pop("padding")
-    padded = _padded(rewriter, source, padding) if any(padding) else source.var
+    data = padded(rewriter, source, padding) if any(padding) else source.var
     packed = pack_weight(weight, plan.block_in, plan.block_out, groups)
     var = rewriter.emit_kernel(
-        open_convolution, [padded, relax.const(packed)], "conv", rewriter.pattern(source.stored), groups=groups,
+        open_convolution, [data, relax.const(packed)], "conv", rewriter.pattern(source.stored), groups=groups,
         out_channels=out_channels, **geometry,
     )  # fmt: skip
     return Blocked(var, out_channels, len(shape), ZERO)
@@ -245,19 +243,6 @@ def _takes_open_winograd(
         and block == machine.lanes("float32")
         and pays_open_winograd(weight.shape[1], weight.shape[0], machine)
     )
-
-
-def _padded(rewriter: BlockedLayoutMutator, source: Blocked, padding: list[int]) -> relax.Expr:
-    """Put zeros around the images of a tensor of open extents."""
-    batch, chunks, *spatial, block = source.shape
-    rank = len(spatial)
-    kernel = open_padding(int(chunks), int(block), padding, "float32", rewriter.machine)
-    wide = [extent + padding[axis] + padding[rank + axis] for axis, extent in enumerate(spatial)]
-    shape = relax.ShapeExpr([simple(extent) for extent in (batch, chunks, *wide, block)])
-    # It is written as it should be, so that nothing is read off its loops.
-    windows = RowWindows(1, {0: RowWindow(1, -padding[0], -padding[0])}, 2)
-    callee = rewriter.builder_.add_func(kernel.with_attr(ROWS_ATTRIBUTE, windows.written()), "padding")
-    return rewriter.builder_.emit(relax.call_tir(callee, [source.var], relax.TensorType(shape, "float32")))
 
 
 def transposed_convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from tvm import relax
 
 from tvm_ext.layout import lanes as lane_arithmetic
-from tvm_ext.layout.convolution_plan import ConvolutionShape, plan_integer_convolution
+from tvm_ext.layout.convolution_plan import ConvolutionShape
+from tvm_ext.layout.integer_plan import plan_integer_convolution
 from tvm_ext.layout.lanes import ZERO, Lanes
 from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator, Rule, is_better_turned, turn_geometry
+from tvm_ext.layout.relax.open_quantized import IntegerConvolution, convolve_open
 from tvm_ext.layout.verify import verify_plan
-from tvm_ext.relax_utils import OUT_ELEMENTWISE, constant, scalar, static_shape
+from tvm_ext.relax_utils import OUT_ELEMENTWISE, constant, open_shape, scalar, static_shape
 from tvm_ext.schedules.compute.layout import turn
 from tvm_ext.schedules.compute.quantized import (
     conv2d_int8,
@@ -51,7 +56,7 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
         weight is None
         or (str(data.ty.dtype), str(weight.dtype), str(call.ty.dtype)) != ("uint8", "int8", "int32")
         or (attributes.data_layout, attributes.kernel_layout) != ("NCHW", "OIHW")
-        or any(shape is None or 0 in shape for shape in (static_shape(data), static_shape(call)))
+        or any(shape is None or _is_empty(shape) for shape in (open_shape(data), open_shape(call)))
     ):
         return None
     inner, padding, zero_point = _unpadded(rewriter, data)
@@ -62,7 +67,10 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
         padding, zero_point = [first + second for first, second in zip(padding, own, strict=True)], 0
     strides, dilation = [int(item) for item in attributes.strides], [int(item) for item in attributes.dilation]
     shape = static_shape(inner)
-    assert shape is not None
+    if shape is None:
+        groups = int(attributes.groups)
+        what = IntegerConvolution(inner, weight, strides, padding, dilation, zero_point, groups)
+        return convolve_open(rewriter, call, what)
     known = rewriter.blocked.get(inner) if isinstance(inner, relax.Var) else None
     turned = is_better_turned(shape, known if isinstance(known, Blocked) else None)
     window = turn_geometry({"strides": strides, "padding": padding, "dilation": dilation}, turned)
@@ -102,6 +110,10 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
     missing[:out_channels] = lost
     operand = relax.const(missing.reshape(1, plan.chunks, 1, 1, plan.block_out))
     return Blocked(rewriter.builder_.emit(relax.op.add(total, operand)), out_channels, 4, ZERO, turned)
+
+
+def _is_empty(shape: Sequence[Any]) -> bool:
+    return any(isinstance(extent, int) and extent == 0 for extent in shape)
 
 
 def _sum(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:

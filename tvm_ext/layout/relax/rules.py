@@ -198,9 +198,11 @@ def _pays_for_copies(rewriter: BlockedLayoutMutator, call: relax.Call) -> bool:
 def _open_pool(rewriter: BlockedLayoutMutator, call: relax.Call, value: Blocked) -> Blocked | None:
     """Pool a tensor of open extents."""
     attributes, out_shape, dtype = call.attrs, open_shape(call), str(call.ty.dtype)
-    if attributes.layout != ("NCHW" if value.rank == 4 else "NCDHW") or dtype != "float32" or value.turned:
+    if attributes.layout != ("NCHW" if value.rank == 4 else "NCDHW") or value.turned:
         return None
     kind = "max" if "max" in call.op.name else "avg"
+    if dtype != "float32" and (kind, dtype) != ("max", "uint8"):
+        return None
     sources = {"kernel": "pool_size", "strides": "strides", "padding": "padding", "dilation": "dilation"}
     sizes = {name: [int(item) for item in getattr(attributes, source)] for name, source in sources.items()}
     include = bool(getattr(attributes, "count_include_pad", False))

@@ -17,7 +17,7 @@ from tvm import relax
 from tvm_ext.quantized.relax.mutator import SIGNED_OFFSET, IntegerMutator, Rule
 from tvm_ext.quantized.relax.rules import along_channels, convolve, has_integer_kernel, multiply
 from tvm_ext.quantized.relax.values import ACTIVATION_TYPES, Quantized
-from tvm_ext.relax_utils import constant, scalar, static_shape
+from tvm_ext.relax_utils import constant, open_shape, scalar, static_shape
 
 
 def _astype(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
@@ -49,7 +49,7 @@ def _subtract(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> boo
         return False
     if shift is None and isinstance(call.args[1], relax.Var):
         shape = static_shape(call.args[1])
-        if shape is None or any(extent != 1 for extent in shape) or len(shape) > len(static_shape(call) or ()):
+        if shape is None or any(extent != 1 for extent in shape) or len(shape) > len(open_shape(call) or ()):
             return False
         rewriter.moved[var] = value, call.args[1]
         return True

@@ -15,7 +15,7 @@ from tvm import relax
 from tvm_ext.quantized.relax.mutator import SIGNED_OFFSET, IntegerMutator, Rule
 from tvm_ext.quantized.relax.values import ACTIVATION_TYPES, IntegerSum, Quantized, QuantizedConstant
 from tvm_ext.quantized.sums import MOST
-from tvm_ext.relax_utils import scalar, static_shape
+from tvm_ext.relax_utils import open_shape, same_extents, scalar, static_shape
 
 
 def _dequantize(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
@@ -73,7 +73,7 @@ def _operands(rewriter: IntegerMutator, call: relax.Call) -> tuple[Quantized, Qu
     data, weight = call.args
     value = rewriter.quantized.get(data) if isinstance(data, relax.Var) else None
     known = rewriter.constants.get(weight) if isinstance(weight, relax.Var) else None
-    if value is None or known is None or value.shape is None:
+    if value is None or known is None:
         return None
     centred = known.centred
     return None if centred is None else (value, known, centred)
@@ -228,7 +228,7 @@ def _add(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
         if value is None or bias is None or value.is_clipped:
             continue
         per_channel = along_channels(bias, value)
-        if per_channel is None or static_shape(call) != value.shape:
+        if per_channel is None or not _has_shape(call, value):
             continue
         steps = per_channel.astype(np.float64) / value.scale.astype(np.float64)
         whole = np.rint(steps)
@@ -240,6 +240,11 @@ def _add(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
         rewriter.sums[var] = rewriter.decide("add", replace(value, shift=shift))
         return True
     return False
+
+
+def _has_shape(call: relax.Call, value: IntegerSum) -> bool:
+    shape = open_shape(call)
+    return shape is not None and value.shape is not None and same_extents(shape, value.shape)
 
 
 def along_channels(bias: np.ndarray, value: IntegerSum) -> np.ndarray | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from tvm import relax
 
-from tvm_ext.relax_utils import constant, static_shape
+from tvm_ext.relax_utils import constant, open_shape, static_shape
 
 ACTIVATION_TYPES = ("uint8", "int8")
 
@@ -125,9 +126,9 @@ class IntegerSum:
     matrix_shape: tuple[int, ...] | None = None
 
     @property
-    def shape(self) -> tuple[int, ...] | None:
-        """Shape of the float tensor."""
-        return self.matrix_shape or static_shape(self.total)
+    def shape(self) -> tuple[Any, ...] | None:
+        """Shape of the float tensor; extents that are open are expressions."""
+        return self.matrix_shape or open_shape(self.total)
 
     @property
     def channel_axis(self) -> int:
