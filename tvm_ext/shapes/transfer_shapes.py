@@ -13,7 +13,7 @@ from tvm_ext.shapes.transfer import Step, Transfer, axis_of, broadcast, ceil_div
 
 SAME_SHAPE = """
     Abs Acos Acosh Asin Asinh Atan Atanh BatchNormalization Bernoulli BitwiseNot Cast CastLike Ceil Celu Clip Cos
-    Cosh CumProd CumSum DequantizeLinear Dropout DynamicQuantizeLinear Elu Erf Exp Floor Gelu GroupNormalization
+    Cosh CumProd CumSum DequantizeLinear Dropout Elu Erf Exp Floor Gelu GroupNormalization
     HardSigmoid HardSwish Hardmax Identity InstanceNormalization IsInf IsNaN LRN LayerNormalization LeakyRelu Log
     LogSoftmax LpNormalization MeanVarianceNormalization Mish Neg Not PRelu QuantizeLinear RMSNormalization
     RandomNormalLike RandomUniformLike Reciprocal Relu ReverseSequence RotaryEmbedding Round Scatter ScatterElements
@@ -167,7 +167,21 @@ def conv_transpose(step: Step) -> list[Fact]:
 def global_pool(step: Step) -> list[Fact]:
     """One element a channel."""
     data = step.dims(0)
-    return [UNKNOWN] if data is None else of_shape((*data[:2], *[1] * (len(data) - 2)))
+    if data is None:
+        return [UNKNOWN if step.waits(0) else ANYTHING]
+    if step.attribute("channels_last", 0):
+        return of_shape((data[0], *[1] * (len(data) - 2), data[-1]))
+    return of_shape((*data[:2], *[1] * (len(data) - 2)))
+
+
+def quantized(step: Step) -> list[Fact]:
+    """``DynamicQuantizeLinear``: one scale and one zero point."""
+    return [*of_shape(step.shape()), *of_shape(()), *of_shape(())]
+
+
+def quantized_binary(step: Step) -> list[Fact]:
+    """``QLinearAdd`` and ``QLinearMul``: each operand has a scale and a zero point."""
+    return of_shape(broadcast(step, [step.shape(0), step.shape(3)]))
 
 
 def transpose(step: Step) -> list[Fact]:
@@ -329,15 +343,17 @@ TRANSFERS: dict[str, Transfer] = {
     **dict.fromkeys(BROADCAST, broadcasting),
     **dict.fromkeys(("Conv", "ConvInteger", "QLinearConv", "FusedConv"), convolution),
     **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), pool),
-    **dict.fromkeys(("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool"), global_pool),
+    **dict.fromkeys(("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "QLinearGlobalAveragePool"), global_pool),
     **dict.fromkeys(("ArgMax", "ArgMin"), extreme_place),
     **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent),
     **dict.fromkeys(("MatMul", "MatMulInteger"), matmul),
+    **dict.fromkeys(("QLinearAdd", "QLinearMul"), quantized_binary),
     **dict.fromkeys(("RandomNormal", "RandomUniform"), fixed_shape),
     "AffineGrid": affine_grid,
     "Col2Im": picture_of_columns,
     "ConvTranspose": conv_transpose,
     "DepthToSpace": depth_to_space,
+    "DynamicQuantizeLinear": quantized,
     "Einsum": einsum,
     "Flatten": flatten,
     "GatherElements": elements_gathered,

@@ -118,10 +118,10 @@ class QLinearSoftmax(_Unary):
     def compute(cls, node: Node, bb: relax.BlockBuilder, x: Any) -> Any:
         """Apply the operator to float32 values."""
         opset = node.integer("opset", 13)
-        shape = node.shape(x, "X")
-        axis = node.axis("axis", len(shape), 1 if opset < 13 else -1)
+        axis = node.axis("axis", len(node.dims(x, "X")), 1 if opset < 13 else -1)
         if opset >= 13:
             return relax.op.nn.softmax(x, axis)
+        shape = node.shape(x, "X")
         flat = relax.op.reshape(x, (int(np.prod(shape[:axis])), int(np.prod(shape[axis:]))))
         return relax.op.reshape(relax.op.nn.softmax(flat, 1), shape)
 
@@ -142,7 +142,7 @@ class _Pool(_Unary):
     @classmethod
     def compute(cls, node: Node, bb: relax.BlockBuilder, x: Any) -> Any:
         """Apply the operator to float32 values."""
-        rank = len(node.shape(x, "X"))
+        rank = len(node.dims(x, "X"))
         if not node.integer("channels_last", 0):
             return cls.pool(node, bb, x)
         x = bb.emit(relax.op.permute_dims(x, [0, rank - 1, *range(1, rank - 1)]))
@@ -160,7 +160,7 @@ class QLinearGlobalAveragePool(_Pool):
     @classmethod
     def pool(cls, node: Node, bb: relax.BlockBuilder, x: Any) -> Any:
         """Pool float32 values with channels first."""
-        return relax.op.mean(x, list(range(2, len(node.shape(x, "X")))), keepdims=True)
+        return relax.op.mean(x, list(range(2, len(node.dims(x, "X")))), keepdims=True)
 
 
 class QLinearAveragePool(_Pool):
