@@ -50,8 +50,9 @@ def inline_epilogue(schedule: Schedule, compute: SBlockRV) -> tuple[SBlockRV, SB
     names = [schedule.get(block).name_hint for block in blocks]
     after = blocks[names.index(schedule.get(compute).name_hint) + 1 :]
     size = result_elements(schedule, compute)
-    small = [block for block in after if result_elements(schedule, block) <= size]
-    large = [block for block in after if result_elements(schedule, block) > size]
+    # Of results whose number is open nothing is known to be more: what has known extents is made of constants.
+    large = [block for block in after if 0 < size < result_elements(schedule, block)]
+    small = [block for block in after if not 0 < size < result_elements(schedule, block)]
     for block in (*small[:-1], *large[:-1]):
         schedule.compute_inline(block)
     store = small[-1] if small else schedule.cache_write(compute, 0, "global")
