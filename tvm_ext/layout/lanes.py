@@ -234,6 +234,7 @@ UNARY: dict[str, Row] = {
     "relax.nn.relu": Row(lambda x, _: np.maximum(x, 0.0), "exact"),
     "relax.nn.silu": Row(lambda x, _: x * _sigmoid(x), "approximate", (-1.27846,)),
     "relax.nn.softplus": Row(_softplus, "approximate"),
+    "relax.round": Row(lambda x, _: np.rint(x), "rounded"),
     "relax.rsqrt": Row(lambda x, _: 1.0 / np.sqrt(x), "approximate"),
     "relax.sigmoid": Row(lambda x, _: _sigmoid(x), "approximate"),
     "relax.sqrt": Row(lambda x, _: np.sqrt(x), "rounded"),

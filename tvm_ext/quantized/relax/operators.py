@@ -16,7 +16,7 @@ from tvm import relax
 
 from tvm_ext.quantized.relax.mutator import SIGNED_OFFSET, IntegerMutator, Rule
 from tvm_ext.quantized.relax.rules import along_channels, convolve, has_integer_kernel, multiply
-from tvm_ext.quantized.relax.values import ACTIVATION_TYPES, Quantized
+from tvm_ext.quantized.relax.values import ACTIVATION_TYPES, Quantized, as_bytes
 from tvm_ext.relax_utils import constant, open_shape, scalar, static_shape
 
 
@@ -60,11 +60,9 @@ def _subtract(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> boo
 
 
 def _weights(expr: relax.Expr) -> np.ndarray | None:
-    """Constant int32 weights that are 8-bit integers."""
+    """Constant int32 weights that are 8-bit integers less a zero point."""
     weight = constant(expr)
-    if weight is None or weight.dtype != np.int32 or weight.size == 0 or np.abs(weight + 0.5).max() > 128:
-        return None
-    return weight.astype(np.int8)
+    return None if weight is None or weight.dtype != np.int32 else as_bytes(weight)
 
 
 def _conv2d(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from tvm import relax
 
 from tvm_ext.quantized.relax.mutator import SIGNED_OFFSET, IntegerMutator, Rule
-from tvm_ext.quantized.relax.values import ACTIVATION_TYPES, IntegerSum, Quantized, QuantizedConstant
+from tvm_ext.quantized.relax.values import ACTIVATION_TYPES, IntegerSum, Quantized, QuantizedConstant, split_bytes
 from tvm_ext.quantized.sums import MOST
 from tvm_ext.relax_utils import open_shape, same_extents, scalar, static_shape
 
@@ -69,7 +69,7 @@ def _quantized_as(rewriter: IntegerMutator, data: relax.Expr, wanted: Quantized)
 
 
 def _operands(rewriter: IntegerMutator, call: relax.Call) -> tuple[Quantized, QuantizedConstant, np.ndarray] | None:
-    """Give a quantised activation and quantised weights, and these as int8 without their zero point."""
+    """Give a quantised activation and quantised weights, and these without their zero point."""
     data, weight = call.args
     value = rewriter.quantized.get(data) if isinstance(data, relax.Var) else None
     known = rewriter.constants.get(weight) if isinstance(weight, relax.Var) else None
@@ -119,7 +119,7 @@ def convolve(
     value : Quantized
         NCHW.
     weight : np.ndarray
-        OIHW, int8.
+        OIHW, as :func:`tvm_ext.quantized.relax.values.as_bytes` gives them.
     scale : np.ndarray
         Of the weights, one for each output channel.
     call : relax.Call, optional
@@ -142,12 +142,22 @@ def convolve(
             data = _padded(rewriter, data, padding, value.zero_point)
         else:
             data = _with_borders(rewriter, data, padding, _zero_point(rewriter, value, moved))
-    total = rewriter.emit(
-        relax.op.nn.conv2d(
-            data, relax.const(weight), strides=strides, padding=[0] * 4, dilation=dilation, groups=groups,
-            out_dtype="int32",
-        )
-    )  # fmt: skip
+
+    def convolved(kernel: np.ndarray) -> relax.Var:
+        return rewriter.emit(
+            relax.op.nn.conv2d(
+                data, relax.const(kernel), strides=strides, padding=[0] * 4, dilation=dilation, groups=groups,
+                out_dtype="int32",
+            )
+        )  # fmt: skip
+
+    small, larger = split_bytes(weight)
+    total = convolved(small)
+    if larger.any():
+        # What weights are larger by multiplies the sum of the window, which all channels of a group share.
+        window = convolved(np.ones((len(weight) if groups > 1 else 1, *weight.shape[1:]), np.int8))
+        factor = relax.const(larger.astype(np.int32).reshape(1, -1, 1, 1))
+        total = rewriter.emit(relax.op.add(total, rewriter.emit(relax.op.multiply(window, factor))))
     if moved is not None:
         # What the sum has too much; wraps around as the sum does, if at all, and the difference fits.
         sums = relax.const(rows.sum(axis=1, dtype=np.int32).reshape(1, -1, 1, 1))

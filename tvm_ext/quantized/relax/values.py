@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from tvm_ext.quantized.sums import LARGEST_BYTE
 from tvm_ext.relax_utils import constant, open_shape, static_shape
 
 ACTIVATION_TYPES = ("uint8", "int8")
@@ -54,9 +55,8 @@ class QuantizedConstant:
 
     @property
     def centred(self) -> np.ndarray | None:
-        """The integers free of their zero point as int8, None if they do not fit."""
-        values = self.values - self.zero_point
-        return values.astype(np.int8) if values.size and np.abs(values + 0.5).max() < 128 else None
+        """The integers free of their zero point; None if they are no bytes (:func:`as_bytes`)."""
+        return as_bytes(self.values - self.zero_point)
 
     def scale_along(self, axis: int) -> np.ndarray | None:
         """One scale for each index of ``axis``, None if the scale depends on another axis."""
@@ -68,6 +68,29 @@ class QuantizedConstant:
     def permuted(self, axes: list[int]) -> QuantizedConstant:
         """Permute the dimensions."""
         return QuantizedConstant(*(array.transpose(axes) for array in (self.values, self.scale, self.zero_point)))
+
+
+def as_bytes(weights: np.ndarray) -> np.ndarray | None:
+    """Give OIHW or matrix weights as int16, if those of each output channel are bytes less some number; else None.
+
+    For matrices, whose channels are columns, all have to be bytes less the same number.
+    """
+    if not weights.size:
+        return None
+    rows = weights.reshape(len(weights) if weights.ndim > 2 else 1, -1).astype(np.int64)
+    low, high = rows.min(axis=1), rows.max(axis=1)
+    if (high - low).max() > LARGEST_BYTE or low.min() < -LARGEST_BYTE or high.max() > LARGEST_BYTE:
+        return None
+    return weights.astype(np.int16)
+
+
+def split_bytes(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Take OIHW weights apart into int8 and what each output channel's are larger by, nought where that can be."""
+    rows = weights.reshape(len(weights), -1).astype(np.int64)
+    limits = np.iinfo(np.int8)
+    least, most = rows.max(axis=1) - limits.max, rows.min(axis=1) - limits.min
+    larger = np.clip(0, least, most)
+    return (weights - larger.reshape(-1, *[1] * (weights.ndim - 1))).astype(np.int8), larger
 
 
 @dataclass(frozen=True)
