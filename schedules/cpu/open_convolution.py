@@ -17,7 +17,8 @@ from typing import Any
 
 import tvm
 from tvm import tirx
-from tvm.s_tir import ScheduleError
+from tvm.s_tir import Schedule, ScheduleError
+from tvm.s_tir.schedule import SBlockRV
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 from tvm.tirx import PrimFunc
@@ -38,7 +39,7 @@ from tvm_ext.schedules.cpu.open_tiles import (
     whole,
 )
 from tvm_ext.schedules.cpu.tasks import WORK_ATTRIBUTE
-from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, top_blocks
+from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, is_spatial, static_extents, top_blocks
 from tvm_ext.schedules.open_versions import Choice, OpenRule
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE, new_schedule
 from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE
@@ -83,6 +84,8 @@ def read_windows(func: PrimFunc, kind: str) -> tuple[PrimFunc, OpenWindows] | No
     if conv is None or len(schedule.get(conv).reads) < 2:
         return None
     try:
+        for block in _before(schedule, conv):
+            schedule.compute_inline(block)
         store, _ = inline_epilogue(schedule, conv)
     except ScheduleError:
         return None
@@ -90,6 +93,17 @@ def read_windows(func: PrimFunc, kind: str) -> tuple[PrimFunc, OpenWindows] | No
         return None
     windows = OpenWindows(schedule, conv, store)
     return (schedule.mod["main"], windows) if windows.fits() else None
+
+
+def _before(schedule: Schedule, conv: SBlockRV) -> list[SBlockRV]:
+    """List what is computed before a convolution of numbers alone, such as a scale that only a run tells."""
+    blocks = top_blocks(schedule)
+    names = [schedule.get(block).name_hint for block in blocks]
+    return [
+        block
+        for block in blocks[: names.index(schedule.get(conv).name_hint)]
+        if is_spatial(schedule, block) and static_extents(schedule, block)
+    ]
 
 
 class ConvolutionKernel:
