@@ -240,7 +240,7 @@ class ConvolutionKernel:
 
 def open_padding(
     chunks: int, block: int, padding: list[int], dtype: str, machine: Machine, value: int = 0, result: str = "",
-    offset: int = 0,
+    offset: int = 0, given: bool = False,
 ) -> PrimFunc:  # fmt: skip
     """Make the kernel that puts a number around the images of a blocked tensor.
 
@@ -258,11 +258,14 @@ def open_padding(
         Type of the padded tensor; the same if empty.
     offset : int
         Subtracted from all elements of 8 bits.
+    given : bool
+        Whether what is put around them is an argument.
 
     Returns
     -------
     tvm.tirx.PrimFunc
-        Arguments: the tensor ``(N, chunks, [D,] H, W, block)``, and the padded one.
+        Arguments: the tensor ``(N, chunks, [D,] H, W, block)``, what is put around it, of shape ``(1,)``, if ``given``,
+        and the padded tensor.
     """
     result = result or dtype
     rank = len(padding) // 2
@@ -273,6 +276,7 @@ def open_padding(
             batch, *spatial = (T.int64() for _ in range(1 + rank))
             wide = [extent + (first + last) for extent, first, last in zip(spatial, before, after, strict=True)]
             data = T.arg("data", T.buffer((batch, chunks, *spatial, block), dtype))
+            around = T.arg("around", T.buffer((1,), dtype)) if given else None
             padded = T.arg("padded", T.buffer((batch, chunks, *wide, block), result))
             outer = [batch, chunks, *wide[:-1]]
             total = product(outer)
@@ -283,12 +287,12 @@ def open_padding(
                     return
 
                 def element(w: Any, x: Any) -> None:
-                    if origin is None:
+                    if origin is None and not given:
                         found = tirx.const(value - offset, result)
-                    elif result == dtype:
-                        found = data[*origin, w, x]
                     else:
-                        found = (data[*origin, w, x].astype("int16") - tirx.const(offset, "int16")).astype(result)
+                        found = around[ZERO] if origin is None else data[*origin, w, x]
+                        if result != dtype:
+                            found = (found.astype("int16") - tirx.const(offset, "int16")).astype(result)
                     T.buffer_store(padded, found, [*row, begin + w, x])
 
                 if block > 1:

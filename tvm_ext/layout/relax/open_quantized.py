@@ -16,7 +16,7 @@ from tvm_ext.layout.lanes import ZERO
 from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator
 from tvm_ext.layout.relax.padding import padded
 from tvm_ext.layout.verify import verify_open_plan
-from tvm_ext.relax_utils import ELEMENTWISE, OUT_ELEMENTWISE, open_shape
+from tvm_ext.relax_utils import ELEMENTWISE, OUT_ELEMENTWISE, open_shape, scalar, static_shape
 from tvm_ext.schedules.compute.open_quantized import open_convolution_int8, open_depthwise_int8, widen
 from tvm_ext.schedules.compute.quantized import pack_depthwise_weight_int8, pack_weight_int8
 from tvm_ext.schedules.cpu.depthwise_int8 import taps_in_a_pack
@@ -36,8 +36,8 @@ class IntegerConvolution:
     strides, dilation : list of int
     padding : list of int
         Top, left, bottom, right.
-    zero_point : int
-        What padded positions hold.
+    zero_point : int or relax.Expr
+        What padded positions hold; one that only a run tells is a uint8 of shape ``(1, 1, 1, 1)``.
     groups : int
     """
 
@@ -46,7 +46,7 @@ class IntegerConvolution:
     strides: list[int]
     padding: list[int]
     dilation: list[int]
-    zero_point: int
+    zero_point: int | relax.Expr
     groups: int
 
 
@@ -63,6 +63,9 @@ def convolve_open(rewriter: BlockedLayoutMutator, call: relax.Call, what: Intege
     verify_open_plan(plan, *channels)
     rewriter.note(call.op.name, f"int8 {plan.form}", plan)
     source = rewriter.to_block(what.data, plan.block_in)
+    outside = what.zero_point
+    if not isinstance(outside, int):
+        outside = rewriter.builder_.emit(relax.op.reshape(rewriter.visit_expr(outside), (1,)))
     steps: dict[str, Any] = {"strides": what.strides, "dilation": what.dilation}
     if plan.form == "depthwise":
         pack, width = taps_in_a_pack(machine, plan.block_in, what.dilation), what.weight.shape[3]
@@ -70,7 +73,7 @@ def convolve_open(rewriter: BlockedLayoutMutator, call: relax.Call, what: Intege
         taps = taps.reshape(len(taps), 1, *taps.shape[1:3], 1, -1)
         # Taps that fill up a pack have weights of zero, and read columns that must be there.
         further = [*what.padding[:3], what.padding[3] + -width % pack]
-        data = padded(rewriter, source, further, what.zero_point) if any(further) else source.var
+        data = padded(rewriter, source, further, outside) if any(further) else source.var
         total = rewriter.emit_kernel(
             open_depthwise_int8, [data, relax.const(taps)], "depthwise_conv2d_int8", OUT_ELEMENTWISE, pack=pack,
             kernel_w=width, **steps,
@@ -78,7 +81,7 @@ def convolve_open(rewriter: BlockedLayoutMutator, call: relax.Call, what: Intege
         return Blocked(total, channels[1], 4, ZERO)
     packed = pack_weight_int8(what.weight, plan.block_in, plan.block_out, form.pack, form.weights, what.groups)
     if any(what.padding):
-        data = padded(rewriter, source, what.padding, what.zero_point, form.inputs, form.offset)
+        data = padded(rewriter, source, what.padding, outside, form.inputs, form.offset)
     elif form.inputs != "uint8":
         data = rewriter.emit_kernel(widen, [source.var], "widen", ELEMENTWISE, dtype=form.inputs, offset=form.offset)
     else:
@@ -88,3 +91,45 @@ def convolve_open(rewriter: BlockedLayoutMutator, call: relax.Call, what: Intege
         rewriter.pattern(source.stored), pack=form.pack, groups=what.groups, **steps,
     )  # fmt: skip
     return Blocked(total, channels[1], 4, ZERO)
+
+
+def look_through_borders(
+    rewriter: BlockedLayoutMutator, expr: relax.Expr
+) -> tuple[relax.Expr, list[int], relax.Expr] | None:
+    """Look through a padding with a number that only a run tells, in the form in which integers are padded with one.
+
+    before: ``where(inside, pad(x, 0), z)`` with ``inside = astype(pad(full(1), 0), "bool")``
+
+    Returns
+    -------
+    tuple of relax.Expr, list of int and relax.Expr, or None
+        ``x``, (top, left, bottom, right), and ``z``, of one element; None for anything else.
+    """
+    chosen = _call(rewriter, expr, "relax.where")
+    if chosen is None:
+        return None
+    inside, data, outside = chosen.args
+    mask = _call(rewriter, inside, "relax.astype")
+    pads = [_call(rewriter, value, "relax.nn.pad") for value in (data, None if mask is None else mask.args[0])]
+    if any(pad is None or str(pad.attrs.pad_mode) != "constant" or float(pad.attrs.pad_value) for pad in pads):
+        return None
+    image, picture = pads
+    ones = _call(rewriter, picture.args[0], "relax.full")
+    widths = [[int(width) for width in pad.attrs.pad_width] for pad in pads]
+    if (
+        ones is None
+        or scalar(ones.args[1]) != 1
+        or widths[0] != widths[1]
+        or len(widths[0]) != 8
+        or any(widths[0][:4])
+        or static_shape(outside) != (1, 1, 1, 1)
+        or str(outside.ty.dtype) != "uint8"
+    ):
+        return None
+    top, bottom, left, right = widths[0][4:]
+    return image.args[0], [top, left, bottom, right], outside
+
+
+def _call(rewriter: BlockedLayoutMutator, expr: relax.Expr | None, operator: str) -> relax.Call | None:
+    value = rewriter.definitions.get(expr) if isinstance(expr, relax.Var) else None
+    return value if isinstance(value, relax.Call) and getattr(value.op, "name", "") == operator else None

@@ -13,7 +13,7 @@ from tvm_ext.layout.convolution_plan import ConvolutionShape
 from tvm_ext.layout.integer_plan import plan_integer_convolution
 from tvm_ext.layout.lanes import ZERO, Lanes
 from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator, Rule, is_better_turned, turn_geometry
-from tvm_ext.layout.relax.open_quantized import IntegerConvolution, convolve_open
+from tvm_ext.layout.relax.open_quantized import IntegerConvolution, convolve_open, look_through_borders
 from tvm_ext.layout.verify import verify_plan
 from tvm_ext.relax_utils import OUT_ELEMENTWISE, constant, open_shape, scalar, static_shape
 from tvm_ext.schedules.compute.layout import turn
@@ -70,6 +70,9 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
     if shape is None:
         groups = int(attributes.groups)
         what = IntegerConvolution(inner, weight, strides, padding, dilation, zero_point, groups)
+        bordered = None if any(padding) else look_through_borders(rewriter, inner)
+        if bordered is not None:
+            what = IntegerConvolution(bordered[0], weight, strides, bordered[1], dilation, bordered[2], groups)
         return convolve_open(rewriter, call, what)
     known = rewriter.blocked.get(inner) if isinstance(inner, relax.Var) else None
     turned = is_better_turned(shape, known if isinstance(known, Blocked) else None)
