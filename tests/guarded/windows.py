@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from tvm import relax
 
@@ -246,3 +248,9 @@ def quantized_convolution(draw: Draw) -> Sample:
 
     x = draw.random.integers(0, 256, (1, channels, side, width)).astype("uint8")
     return Sample(build, [x], expected, 1 / 255 + 1e-3)
+
+
+@family
+def open_quantized_convolution(draw: Draw) -> Sample:
+    sample = quantized_convolution(draw)
+    return replace(sample, open_axes=[draw.one(([(2, "h"), (3, "w")], [(0, "n"), (3, "w")]))])
