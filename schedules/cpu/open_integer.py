@@ -80,6 +80,7 @@ class _Depthwise(ConvolutionKernel):
         self.form = dot_product(machine)
         self.pack = int(windows.weight.shape[-1]) // self.lanes
         self.tile = DEPTHWISE_COLUMNS, 1
+        self.one_row &= self.pack == 1  # rows have columns for the taps that fill up a pack
 
     def step(
         self, sums: Sequence[Any], n: Any, group: Any, place: list[Any], count: int, indices: Sequence[Any]

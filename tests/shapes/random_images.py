@@ -53,7 +53,7 @@ def _transposed(network: Network) -> None:
     network.add("ConvTranspose", [name, network.weight(channels, 4, *kernel)], kernel_shape=kernel, strides=strides)
 
 
-def _pool(network: Network) -> None:
+def pool_step(network: Network) -> None:
     name, rng = network.pick(4), network.rng
     if name is None:
         return
@@ -231,7 +231,7 @@ def repeat_step(network: Network) -> None:
 STEPS: list[Callable[[Network], None]] = [
     *([_convolution] * 4),
     _transposed,
-    *([_pool] * 2),
+    *([pool_step] * 2),
     *([_resize] * 2),
     *([elementwise_step] * 2),
     *([binary_step] * 2),

@@ -145,7 +145,7 @@ class Network:
             for array in run:
                 if not 0 < array.size <= MOST_ELEMENTS or not np.isfinite(array).all():
                     return None
-                if np.abs(array).max() > MOST_MAGNITUDE:
+                if array.dtype.kind == "f" and np.abs(array).max() > MOST_MAGNITUDE:
                     return None
         return [list(arrays) for arrays in zip(*runs, strict=True)]
 

@@ -43,7 +43,7 @@ def integer_arithmetic() -> tvm.transform.Pass:
 def _has_bytes(function: relax.Function) -> bool:
     if function.attrs and ("Primitive" in function.attrs or "Codegen" in function.attrs):
         return False
-    found = []
+    found = [parameter for parameter in function.params if str(getattr(parameter.ty, "dtype", "")) in ACTIVATION_TYPES]
 
     def visit(node: relax.Expr) -> None:
         if isinstance(node, relax.Call) and str(getattr(node.ty, "dtype", "")) in ACTIVATION_TYPES:
