@@ -9,7 +9,7 @@ import numpy as np
 from onnx import TensorProto
 
 from tests.shapes import random_images
-from tests.shapes.random_images import SAMPLES, SIZES, elementwise_step, join_step, slice_step
+from tests.shapes.random_images import SAMPLES, SIZES, join_step, slice_step
 from tests.shapes.random_network import Network, some_open
 
 __all__ = ["SIZES", "draw"]
@@ -176,6 +176,13 @@ def _average(network: Network) -> None:
         _rounded(network, network.last())
 
 
+def _smooth(network: Network) -> None:
+    """Apply a function without steps, which would make much of a difference that rounding makes."""
+    name = _floats(network)
+    if name is not None:
+        network.add(str(network.rng.choice(["Relu", "Sigmoid", "Tanh", "HardSwish", "Abs", "Neg"])), [name])
+
+
 CONVOLUTIONS: list[Callable[[Network], None]] = [_explicit_convolution, _linear_convolution, _dynamic_convolution]
 STEPS: list[Callable[[Network], None]] = [
     *([_explicit_convolution] * 4),
@@ -185,7 +192,7 @@ STEPS: list[Callable[[Network], None]] = [
     *([_largest] * 2),
     _average,
     _rounding_step,
-    elementwise_step,
+    _smooth,
     join_step,
     slice_step,
     random_images.pool_step,
