@@ -5,8 +5,9 @@
 
 writes ``tests/long_tests.txt``, one test a line, which ``tests/conftest.py`` marks as ``long``. Of every
 test function the quickest case stays if it takes no more than ``--least`` seconds, so that nothing goes without a test.
-Of the rest those cases leave first, the longest before others, whose parameters all have their values in other cases
-that stay; then the longest, until what stays fits into ``--minutes`` of ``--processes`` processes.
+The same holds for the quickest test of a file, up to twice as many seconds. Of the rest the longest leave, until what
+stays fits into ``--minutes`` of ``--processes`` processes; a case counts four times as long where the values of its
+parameters are all in other cases that stay.
 
 With ``--add`` tests are added to the list, for a log of ``make test`` alone: what is long stays long.
 """
@@ -16,11 +17,12 @@ from __future__ import annotations
 import argparse
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 LONG_TESTS = Path(__file__).parents[1] / "tests" / "long_tests.txt"
 GROUP = re.compile(r"@[\w-]+$")  # which pytest-xdist appends to the names of tests that share a process
+REDUNDANT = 4  # times its seconds that a case counts which tests no value that others do not
 DURATION = re.compile(r"^(\d+\.\d+)s (?:call|setup|teardown) +(\S.*?)\s*$")
 
 
@@ -43,22 +45,31 @@ def long_tests(seconds: dict[str, float], budget: float, least: float) -> list[s
     budget
         Seconds that the tests that stay may take, all processes together.
     least
-        The quickest case of a test function stays if it takes no more seconds than this.
+        The quickest case of a test function stays if it takes no more seconds than this, that of a file up to twice.
     """
     cases: dict[str, list[str]] = defaultdict(list)
     for name in seconds:
         cases[name.partition("[")[0]].append(name)
-    quickest = {min(names, key=lambda name: (seconds[name], name)) for names in cases.values()}
-    kept = {name for name in quickest if seconds[name] <= least}
+    files: dict[str, list[str]] = defaultdict(list)
+    for name in seconds:
+        files[name.partition("::")[0]].append(name)
+    kept = _quickest(cases.values(), seconds, least) | _quickest(files.values(), seconds, 2 * least)
     needed = kept.union(*(covering(names, seconds) for names in cases.values()))
     total = sum(seconds.values())
     left_out = []
-    for name in sorted(seconds.keys() - kept, key=lambda name: (name in needed, -seconds[name], name)):
+    worth = {name: seconds[name] * (1 if name in needed else REDUNDANT) for name in seconds.keys() - kept}
+    for name in sorted(worth, key=lambda name: (-worth[name], name)):
         if total <= budget:
             break
         left_out.append(name)
         total -= seconds[name]
     return sorted(left_out)
+
+
+def _quickest(groups: Iterable[Sequence[str]], seconds: Mapping[str, float], limit: float) -> set[str]:
+    """Take the quickest of each group where it takes no longer than the limit."""
+    quickest = {min(names, key=lambda name: (seconds[name], name)) for names in groups}
+    return {name for name in quickest if seconds[name] <= limit}
 
 
 def covering(names: Sequence[str], seconds: Mapping[str, float]) -> set[str]:
@@ -72,7 +83,8 @@ def covering(names: Sequence[str], seconds: Mapping[str, float]) -> set[str]:
     chosen: set[str] = set()
     held: set[tuple[int, str]] = set()
     while missing := {value for parts in values.values() for value in parts} - held:
-        best = min(names, key=lambda name: (seconds[name] / max(len(missing.intersection(values[name])), 1e-9), name))
+        new = {name: len(missing.intersection(parts)) for name, parts in values.items()}
+        best = min((name for name in names if new[name]), key=lambda name: (seconds[name] / new[name], name))
         chosen.add(best)
         held.update(values[best])
     return chosen
