@@ -98,3 +98,12 @@ def test_works():
     done = subprocess.run([*command, file], cwd=tmp_path, env={**os.environ, "PYTHONPATH": root}, capture_output=True)
     seconds = {name.partition("::")[2]: value for name, value in durations(done.stdout.decode()).items()}
     assert seconds["test_sleeps"] < 0.2 < seconds["test_works"]
+
+
+def test_listed_tests_are_there():
+    sources: dict[str, str] = {}
+    for name in script.LONG_TESTS.read_text().splitlines():
+        file, *_, function = name.partition("[")[0].split("::")
+        if file not in sources:
+            sources[file] = (script.LONG_TESTS.parents[1] / file).read_text()
+        assert f"def {function}(" in sources[file], f"{name} is not in its file; take it off {script.LONG_TESTS.name}"
