@@ -15,12 +15,15 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchStrategy
+from tvm.s_tir.schedule import Trace
 
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.errors import TuningError, TvmExtWarning, warn
+from tvm_ext.schedules.recorded import sampling_of
 from tvm_ext.schedules.rule import Cost, tunable_cost, tunable_with
-from tvm_ext.tuners.measurement import ErrorKind, Measurement
+from tvm_ext.tuners.measurement import Measurement
 from tvm_ext.tuners.metaschedule.numbers import Numbers, numbers_of
+from tvm_ext.tuners.metaschedule.results import error_kind, median_seconds
 from tvm_ext.tuners.metaschedule.store_features import StoreFeatures
 from tvm_ext.tuners.metaschedule.trace_space import Remake, TraceSpace
 from tvm_ext.tuners.pretrained.loop_nests import LoopNestModel
@@ -59,9 +62,10 @@ class TunerStrategy(PySearchStrategy):
     """Lets tuners choose what MetaSchedule measures: one tuner a sketch, which share the budget.
 
     Every sketch gets a part of the first trials; later, sketches are drawn with a probability that follows how
-    fast their best is. Batches are so small that the cost models have their say in most of the budget.
-    Configurations that cannot be scheduled, or that give a kernel that was measured already, are told to the
-    tuner and cost no trial. What the database holds of the workload is learnt from first, and counts as trials.
+    fast their best is. One that samples nothing, as that of a transposition, is measured once. Batches are so small
+    that the cost models have their say in most of the budget. Configurations that cannot be scheduled, or that give
+    a kernel that was measured already, are told to the tuner and cost no trial. What the database holds of the
+    workload is learnt from first, and counts as trials.
 
     Parameters
     ----------
@@ -106,7 +110,8 @@ class TunerStrategy(PySearchStrategy):
         self.postprocs: list[Any] = []
         self.sketches: list[tuple[TraceSpace, Tuner]] = []
         self.trials = self.max_trials = self.batch = self._next_batch = 0
-        self._pending: list[tuple[int, Vector]] = []
+        self._fixed: list[Trace] = []
+        self._pending: list[tuple[int, Vector] | None] = []
         self._seen: dict[int, float | None] = {}
         self.search_seconds = self.model_seconds = 0.0
         self.notes: list[str] = []
@@ -123,12 +128,12 @@ class TunerStrategy(PySearchStrategy):
         database: ms.Database | None = None,
         cost_model: ms.CostModel | None = None,
     ) -> None:
-        """Make a tuner for each sketch that samples anything, and learn from the database."""
+        """Make a tuner for each sketch that samples anything, and learn from the database; others are tried once."""
         if self.mod is None or not design_spaces:
             raise TuningError("the task has no design space, so there is nothing to tune; give it another `space`")
         self.max_trials, self.batch = max_trials, num_trials_per_iter
         self._next_batch = self.first_batch or self.batch
-        self.trials, self._pending, self._seen, self.sketches = 0, [], {}, []
+        self.trials, self._pending, self._seen, self.sketches, self._fixed = 0, [], {}, [], []
         self._rng = np.random.default_rng(self.seed)
         self._given: list[int] = []
         cost, remake, numbers = self._cost(), self._remake(), self._numbers()
@@ -136,6 +141,7 @@ class TunerStrategy(PySearchStrategy):
             try:
                 space = TraceSpace.of(schedule, self.mod, cost, remake, numbers)
             except TuningError:
+                self._fixed.append(schedule.trace)
                 continue
             # Not the built-in hash of a string, which differs from process to process.
             seed = zlib.crc32(f"{self.seed}/{number}".encode())
@@ -148,9 +154,7 @@ class TunerStrategy(PySearchStrategy):
                 tuner.cost_model.look_at(describe, partial(self._of_siblings, len(self.sketches)))
                 self._doubt(tuner, tuner.cost_model)
             self.sketches.append((space, tuner))
-        if not self.sketches:
-            raise TuningError("no sketch of the task samples anything, so there is nothing to tune")
-        share = max_trials // len(self.sketches)
+        share = max_trials // max(len(self.sketches), 1)
         for number, (_, tuner) in enumerate(self.sketches):
             tuner.fit_budget(share)
             if len(self.sketches) > 1:
@@ -248,6 +252,10 @@ class TunerStrategy(PySearchStrategy):
                     self.trials += self.resume
                     self._note_kernel(self._schedule(space, vector), seconds)
                     break
+            else:
+                if self._fixed and not sampling_of(record.trace):
+                    self._note_kernel(self._of_trace(record.trace), seconds)
+                    self.trials += self.resume
 
     def _note_kernel(self, schedule: Schedule | None, seconds: float | None) -> None:
         """Note what was measured, so that no other configuration that gives the same kernel is."""
@@ -264,7 +272,7 @@ class TunerStrategy(PySearchStrategy):
         if self.budget is None:  # in MetaSchedule's own functions nobody asks for the notes
             for note in notes:
                 warn(note, TvmExtWarning)
-        self.sketches, self._pending, self._seen = [], [], {}
+        self.sketches, self._fixed, self._pending, self._seen = [], [], [], {}
         self.context = None  # it holds this strategy
 
     def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
@@ -280,9 +288,14 @@ class TunerStrategy(PySearchStrategy):
             wanted = min(wanted, self.budget.left)
         self._next_batch = self.batch
         candidates: list[MeasureCandidate] = []
+        while self._fixed and len(candidates) < wanted:
+            candidate = self._new(self._of_trace(self._fixed.pop(0)))
+            if candidate is not None:
+                candidates.append(candidate)
+                self._pending.append(None)
         in_vain = 0
         waiting: list[int] = []
-        while len(candidates) < wanted and in_vain < ATTEMPTS:
+        while self.sketches and len(candidates) < wanted and in_vain < ATTEMPTS:
             waited, waiting = bool(waiting), self._waiting()
             if waited and not waiting and candidates:
                 break  # which sketch is the best is only known once these are measured
@@ -329,12 +342,30 @@ class TunerStrategy(PySearchStrategy):
         if key in self._seen:
             tuner.update([Measurement(vector, self._seen[key])])
             return None
+        return self._new(schedule)
+
+    def _new(self, schedule: Schedule | None) -> MeasureCandidate | None:
+        """Make a candidate of a schedule that was not measured yet; None where there is none, or it was."""
+        key = None if schedule is None else tvm_ffi.structural_hash(schedule.mod)
+        if schedule is None or key is None or key in self._seen:
+            return None
         self._seen[key] = None
         return MeasureCandidate(schedule, ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True))
 
+    def _of_trace(self, trace: Trace) -> Schedule | None:
+        """Follow a sketch that samples nothing; None when that cannot be."""
+        schedule = Schedule(self.mod, debug_mask="none", error_render_level="none")
+        try:
+            trace.apply_to_schedule(schedule, remove_postproc=True)
+        except Exception:  # whatever a primitive refuses
+            return None
+        return self._finished(schedule)
+
     def _schedule(self, space: TraceSpace, vector: Vector) -> Schedule | None:
         """Make the schedule of a configuration as it is measured; None when that cannot be."""
-        schedule = space.schedule(vector)
+        return self._finished(space.schedule(vector))
+
+    def _finished(self, schedule: Schedule | None) -> Schedule | None:
         if schedule is not None:
             schedule.enter_postproc()
             if not all(postproc.apply(schedule) for postproc in self.postprocs):
@@ -346,9 +377,12 @@ class TunerStrategy(PySearchStrategy):
     ) -> None:
         """Tell the tuners what was measured."""
         pending, self._pending = self._pending, []
-        for (number, vector), candidate, result in zip(pending, measure_candidates, results, strict=True):
+        for configuration, candidate, result in zip(pending, measure_candidates, results, strict=True):
             seconds = None if result.run_secs is None else median_seconds(result.run_secs)
             self._seen[tvm_ffi.structural_hash(candidate.sch.mod)] = seconds
+            if configuration is None:
+                continue
+            number, vector = configuration
             kind = None if seconds is not None else error_kind(str(result.error_msg or ""))
             self.sketches[number][1].update([Measurement(vector, seconds, kind)])
 
@@ -356,20 +390,3 @@ class TunerStrategy(PySearchStrategy):
         """Give a strategy of the same recipe for another task."""
         options = (self.resume, self.store_features, self.first_batch, self.budget, self.peers)
         return TunerStrategy(self.recipe, self.seed, *options)
-
-
-def error_kind(message: str) -> ErrorKind | None:
-    """Tell from a message of a builder or runner, TVM's or ours, why a candidate has no time; None if it is unclear.
-
-    A candidate that is stopped may be slow, or the machine busy: that says nothing of whether it works.
-    """
-    if "took longer than" in message or "Timeout" in message:
-        return ErrorKind.TIMEOUT
-    return ErrorKind.BUILD if message.startswith(("compiling ", "LocalBuilder")) else None
-
-
-def median_seconds(seconds: Any) -> float | None:
-    """Median of times; None when there are none, or they are no times (1e10 marks failures in a database)."""
-    values = [float(value) for value in seconds or ()]
-    median = float(np.median(values)) if values else None
-    return None if median is None or not 0 < median < 1e9 else median

@@ -19,7 +19,7 @@ from tvm_ext.schedules.rule import prepare_kernels, tunable_cost, tunable_schedu
 from tvm_ext.system.compile_lock import one_at_a_time
 from tvm_ext.tuners.measurement import Measurement
 from tvm_ext.tuners.metaschedule.numbers import numbers_of
-from tvm_ext.tuners.metaschedule.strategy import median_seconds
+from tvm_ext.tuners.metaschedule.results import median_seconds
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 from tvm_ext.tuners.shared_model import Peers
 from tvm_ext.tuning.open_kernels import copies_to_tune

@@ -32,7 +32,8 @@ from tvm_ext.system.tensor_intrinsics import only_tensor_intrinsics
 from tvm_ext.system.threads import physical_cores
 from tvm_ext.tuners.measure.measurer import Measurer, arguments_of, device_of
 from tvm_ext.tuners.metaschedule.builder import builder_and_runner
-from tvm_ext.tuners.metaschedule.strategy import Budget, TunerStrategy, median_seconds
+from tvm_ext.tuners.metaschedule.results import median_seconds
+from tvm_ext.tuners.metaschedule.strategy import Budget, TunerStrategy
 from tvm_ext.tuning.confirmation import Confirmation
 from tvm_ext.tuning.harmful_records import NetworkTimes
 from tvm_ext.tuning.network_confirmation import NetworkConfirmation

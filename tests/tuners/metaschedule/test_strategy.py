@@ -24,7 +24,8 @@ from tvm_ext.tuners.measure.measurer import Measurer
 from tvm_ext.tuners.measure.worker import Timing
 from tvm_ext.tuners.measurement import ErrorKind
 from tvm_ext.tuners.metaschedule.builder import builder_and_runner
-from tvm_ext.tuners.metaschedule.strategy import Budget, TunerStrategy, error_kind
+from tvm_ext.tuners.metaschedule.results import error_kind
+from tvm_ext.tuners.metaschedule.strategy import Budget, TunerStrategy
 from tvm_ext.tuners.metaschedule.trace_space import TraceSpace
 from tvm_ext.tuners.recipes import recipe
 
