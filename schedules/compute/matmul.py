@@ -120,7 +120,8 @@ def matmul(
     weight : te.Tensor
         The right operand: packed as :func:`pack_columns` does, ``(..., chunks, K, lanes)``, when ``weight_axes`` is
         empty; otherwise in memory as the data is, and packed here. Packed columns of ``uint16`` are bfloat16 in pairs,
-        ``(..., chunks, ceil(K / 2), lanes, 2)``: the rows are then rounded, too, as they are copied.
+        ``(..., chunks, ceil(K / 2), lanes, 2)``: the rows are then rounded, too, as they are copied, unless they are
+        bfloat16 already, of an even ``K``.
     data_shape, weight_shape : sequence of int
         Logical shapes ``(..., M, K)`` and ``(..., K, N)``.
     out_axes : sequence of int
@@ -151,7 +152,9 @@ def matmul(
         TILE_ATTRIBUTE: [tile_rows, tile_chunks],
     }
     if str(weight.dtype) == BITS:
-        product = multiply_pairs(rows_of(data, shape, data_axes, rows, True, PAIR), right, extents, shape, attributes)
+        copies = str(data.dtype) != BITS
+        left = rows_of(data, shape, data_axes, rows, copies, PAIR if copies else 1)
+        product = multiply_pairs(left, right, extents, shape, attributes)
     else:
         left = rows_of(data, shape, data_axes, rows, copy_rows)
         product = multiply(left, right, extents, shape.reduction, attributes)

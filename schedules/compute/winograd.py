@@ -16,6 +16,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE, PARTS_ATTRIBUTE, SHARES_ATTRIBUTE
+from tvm_ext.schedules.compute.bfloat16 import BITS, rounded
 from tvm_ext.schedules.compute.layout import full, in_channels
 from tvm_ext.schedules.compute.matmul import matmul
 from tvm_ext.schedules.compute.winograd_transforms import KERNEL, combine, transforms
@@ -197,7 +198,8 @@ def winograd_strips(
     data : te.Tensor
         Shape ``(N, C / v, [D,] H, W, v)``.
     weight : te.Tensor
-        Filters as :func:`transform_weight` gives them, of ``weight_shape``, their columns packed.
+        Filters as :func:`transform_weight` gives them, of ``weight_shape``, their columns packed. ``uint16`` is
+        bfloat16 in pairs, for which tiles are rounded, too, as they are transformed by ``steady`` matrices.
     padding, outputs, out_channels
         See :func:`winograd_input` and :func:`winograd_output`.
     out_shape : sequence of int
@@ -217,7 +219,9 @@ def winograd_strips(
     planes = [extent + before + int(padding[3]) for extent, before in zip(depth, front, strict=True)]
     deep = out_depth[0] if out_depth else 1
     size = outputs + KERNEL - 1
-    back, _, matrix = transforms(outputs)
+    rounds = str(weight.dtype) == BITS
+    back, _, matrix = transforms(outputs, rounds)
+    products = len(matrix)
     tile_rows, tile_columns = tiles((out_height, out_width), outputs)
     strips = -(-tile_rows // strip)  # of an image
     used = strip * tile_columns
@@ -237,7 +241,7 @@ def winograd_strips(
     shape = (batch * strips, rows, *planes, chunks, size, size, lanes)
     cut = te.compute(shape, element, name="cut", attrs={KERNEL_ATTRIBUTE: "winograd_tile"})
     half = te.compute(
-        shape,
+        (*shape[:-3], products, size, lanes),
         lambda *index: combine(matrix, index[-3], lambda k: cut[*index[:-3], k, *index[-2:]]),
         name="half",
         attrs={KERNEL_ATTRIBUTE: "winograd_half"},
@@ -245,10 +249,12 @@ def winograd_strips(
 
     def transformed_at(s: tirx.Var, b: tirx.Var, *place: tirx.Var) -> Expr:
         *tile_at, c = place
-        return combine(matrix, b % size, lambda k: half[s, *tile_at, c // lanes, b // size, k, c % lanes])
+        at = s, *tile_at, c // lanes
+        value = combine(matrix, b % products, lambda k: half[*at, b // products, k, c % lanes])
+        return rounded(value) if rounds else value
 
     transformed = te.compute(
-        (batch * strips, size * size, rows, *planes, chunks * lanes),
+        (batch * strips, products * products, rows, *planes, chunks * lanes),
         transformed_at,
         name="transformed",
         attrs={KERNEL_ATTRIBUTE: "winograd_input", PARTS_ATTRIBUTE: parts, SHARES_ATTRIBUTE: int(shares)},
@@ -263,11 +269,11 @@ def winograd_strips(
         row = th % strip * tile_columns + tw
         row = row * deep + plane[0] if plane else row
         at = th // strip if batch == 1 else n * strips + th // strip
-        return combine(back, x, lambda k: product[at, k * size + y, row, c * lanes + i])
+        return combine(back, x, lambda k: product[at, k * products + y, row, c * lanes + i])
 
     places = (batch, out_chunks, *out_depth, strips * strip, tile_columns, outputs)
     back_half = te.compute(
-        (*places, size, lanes),
+        (*places, products, lanes),
         combined,
         name="back_half",
         attrs={KERNEL_ATTRIBUTE: "winograd_back_half"},

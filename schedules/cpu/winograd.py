@@ -10,8 +10,9 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
 
+from tvm_ext.schedules.compute.bfloat16 import PAIR
 from tvm_ext.schedules.compute.winograd import tiles
-from tvm_ext.schedules.compute.winograd_transforms import KERNEL
+from tvm_ext.schedules.compute.winograd_transforms import KERNEL, STEADY_OUTPUTS
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.tasks import share_out
@@ -21,6 +22,9 @@ from tvm_ext.schedules.rule import new_schedule
 TRANSFORM_CYCLES = {2: (110, 70), 4: (300, 220), 6: (590, 610)}
 """Cycles of a core for one vector of channels of a tile: transforming the input, and the products back. They are the
 instructions of the transforms, which are the same on every machine."""
+
+STEADY_CYCLES = 600, 400
+"""The same of the tiles of :data:`STEADY_OUTPUTS` whose operands are rounded to bfloat16."""
 
 CHOSEN_OUTPUTS = (2, 4)
 """Outputs of a tile along an axis that are chosen without measuring: more of them round too badly to be taken
@@ -72,6 +76,27 @@ def winograd_outputs(
     return best
 
 
+def pays_steady(
+    planes: int, in_channels: int, out_channels: int, out_extents: tuple[int, int], machine: Machine
+) -> bool:
+    """Whether a 3 x 3 convolution of bfloat16 of images is faster by Winograd's algorithm, in bfloat16, too.
+
+    The parameters are those of :func:`winograd_outputs`.
+    """
+    shape = planes, in_channels, out_channels, out_extents, machine
+    lanes, units = machine.lanes("float32"), max(1.0, machine.units)
+    steps = KERNEL**2 * in_channels * -(-out_channels // lanes) // PAIR
+    work = planes * out_extents[0] * out_extents[1] * steps / units
+    if machine.streams_weights:
+        work = hypot(work, _streaming(steps * lanes * 4, machine))
+    return winograd_cycles(STEADY_OUTPUTS, *shape, steady=True) < work / GAIN
+
+
+def transform_cycles(outputs: int, steady: bool = False) -> tuple[int, int]:
+    """Cycles of a core to transform a vector of channels of a tile: of the input, and of the products back."""
+    return STEADY_CYCLES if steady else TRANSFORM_CYCLES[outputs]
+
+
 def winograd_cycles(
     outputs: int,
     planes: int,
@@ -80,16 +105,18 @@ def winograd_cycles(
     out_extents: tuple[int, int],
     machine: Machine,
     depth_taps: int = 1,
+    steady: bool = False,
 ) -> float:
     """Estimate the cycles of a core for a 3 x 3 convolution with so many outputs of a tile along an axis.
 
-    The other parameters are those of :func:`winograd_outputs`.
+    With ``steady`` operands are rounded to bfloat16. The other parameters are those of :func:`winograd_outputs`.
     """
     lanes = machine.lanes("float32")
     steps = depth_taps * in_channels * -(-out_channels // lanes)
+    steps = steps // PAIR if steady else steps
     units = max(1.0, machine.units)
-    forward, backward = TRANSFORM_CYCLES[outputs]
-    size = (outputs + KERNEL - 1) ** 2
+    forward, backward = transform_cycles(outputs, steady)
+    size = (outputs + KERNEL - 1 + steady) ** 2
     tile_rows, tile_columns = tiles(out_extents, outputs)
     count = planes * tile_rows * tile_columns
     weight_bytes = size * steps * lanes * 4

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import hypot
 
+from tvm_ext.schedules.compute.bfloat16 import PAIR
 from tvm_ext.schedules.compute.winograd_transforms import KERNEL
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.matmul import NOT_HIDDEN, register_tiles, tile_cost
-from tvm_ext.schedules.cpu.winograd import TRANSFORM_CYCLES
+from tvm_ext.schedules.cpu.winograd import transform_cycles
 from tvm_ext.schedules.divisors import divisors
 
 FLOAT_BYTES = 4
@@ -32,6 +33,10 @@ COST_OF_PARTS = 1.08
 """How much longer the steps for a part of the channels take than they look: filters are read in shorter streams. Both
 were measured on Zen 5, with nine convolutions of networks."""
 
+STREAM_SECONDS = 0.4e-6
+"""What beginning a stream of filters of bfloat16 costs: they are multiplied so fast that fetching them ahead begins too
+late. Measured on Zen 4, with three convolutions in 1 to 8 parts."""
+
 
 @dataclass(frozen=True)
 class WinogradExtents:
@@ -48,6 +53,8 @@ class WinogradExtents:
     images : int
     depth, depth_taps : int
         Planes of the result, and taps of the filters along them; of images 1.
+    steady : bool
+        Whether operands of the products are rounded to bfloat16, and multiplied in pairs.
     """
 
     tile_rows: int
@@ -58,11 +65,12 @@ class WinogradExtents:
     images: int = 1
     depth: int = 1
     depth_taps: int = 1
+    steady: bool = False
 
     @property
     def reduction(self) -> int:
-        """Length of the sums of the products."""
-        return self.depth_taps * self.in_channels
+        """Steps of the sums of the products; a pair of bfloat16, as long as one float32, is one."""
+        return self.depth_taps * self.in_channels // (PAIR if self.steady else 1)
 
     @property
     def planes(self) -> int:
@@ -71,8 +79,8 @@ class WinogradExtents:
 
     @property
     def positions(self) -> int:
-        """Values of a tile, each of which a product of matrices takes care of."""
-        return (self.outputs + KERNEL - 1) ** 2
+        """Values of a transformed tile, each of which a product of matrices takes care of."""
+        return (self.outputs + KERNEL - 1 + self.steady) ** 2
 
 
 @dataclass(frozen=True)
@@ -190,13 +198,13 @@ def _filters_met(machine: Machine) -> Machine:
 
 def _forward_seconds(extents: WinogradExtents, machine: Machine) -> float:
     """Seconds of one core to transform a tile of all channels."""
-    cycles, _ = TRANSFORM_CYCLES[extents.outputs]
+    cycles, _ = transform_cycles(extents.outputs, extents.steady)
     return extents.planes * extents.in_channels / machine.lanes("float32") * cycles / machine.clock
 
 
 def _back_seconds(extents: WinogradExtents, machine: Machine) -> float:
     """Seconds of one core to transform a vector of channels of the products of a tile."""
-    _, cycles = TRANSFORM_CYCLES[extents.outputs]
+    _, cycles = transform_cycles(extents.outputs, extents.steady)
     return extents.depth * cycles / machine.clock
 
 
@@ -219,7 +227,8 @@ def _product_seconds(extents: WinogradExtents, tiles: int, chunks: int, parts: i
         in_cache = weights * parts <= machine.l3 // 2
         bandwidth = machine.l3_bandwidth if in_cache else machine.weight_bandwidth
         loads = machine.slots(weights / bandwidth) * FILTERS_NOT_HIDDEN
-    return hypot(work, loads) / machine.slots(1.0)
+    begun = extents.positions * STREAM_SECONDS if extents.steady and parts > 1 else 0.0
+    return hypot(work, loads) / machine.slots(1.0) + begun
 
 
 def _filter_bytes(extents: WinogradExtents, chunks: int, machine: Machine) -> int:
@@ -236,7 +245,8 @@ def _tile_bytes(extents: WinogradExtents, tiles: int, chunks: int, machine: Mach
 
 
 def _transformed_bytes(extents: WinogradExtents, tiles: int) -> int:
-    return FLOAT_BYTES * extents.positions * tiles * extents.planes * extents.in_channels
+    size = FLOAT_BYTES // PAIR if extents.steady else FLOAT_BYTES
+    return size * extents.positions * tiles * extents.planes * extents.in_channels
 
 
 def _product_bytes(extents: WinogradExtents, tiles: int, chunks: int, machine: Machine) -> int:

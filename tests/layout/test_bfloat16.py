@@ -116,7 +116,8 @@ def test_convolutions(shape: tuple[int, ...]) -> None:
         result = op.nn.conv2d(data, relax.const(weight), strides=stride, padding=padding, groups=groups)
         return op.nn.relu(builder.emit(result))
 
-    result = computed(module(build, x.shape), x)
+    # Winograd's algorithm rounds what it transforms instead: tests/schedules/cpu/test_steady_winograd.py.
+    result = computed(module(build, x.shape), x, winograd=False)
     operands = torch.from_numpy(rounded(x)), torch.from_numpy(rounded(weight))
     expected = torch.relu(torch.nn.functional.conv2d(*operands, None, stride, padding, 1, groups)).numpy()
     np.testing.assert_allclose(result, expected, rtol=0, atol=1e-6 * max(16, weight[0].size))

@@ -203,7 +203,7 @@ def convolution_seconds(plan: ConvolutionPlan, shape: ConvolutionShape, machine:
     if plan.winograd is not None:
         slots = machine.units * winograd_cycles(
             plan.winograd.outputs, planes, -(-shape.in_channels // lanes) * lanes, shape.out_channels, (rows, width),
-            machine, prod(shape.kernel[:-2]),
+            machine, prod(shape.kernel[:-2]), plan.rounds,
         )  # fmt: skip
     elif plan.form == "depthwise":
         slots = planes * rows * plan.computed * plan.chunks * taps
@@ -212,7 +212,7 @@ def convolution_seconds(plan: ConvolutionPlan, shape: ConvolutionShape, machine:
             rows, width = 1, plan.computed
         tile = register_tile(width, plan.chunks, machine, reduction)
         slots = planes * rows * plan.chunks * reduction * tile_cost(width, tile, reduction, machine)
-    if plan.rounds:
+    if plan.rounds and plan.winograd is None:
         slots /= 2
     seconds = slots * machine.narrowing(parts) / parts / machine.slots(1.0)
     flops = 2 * planes * rows * width * plan.chunks * plan.block_out * reduction

@@ -16,6 +16,7 @@ from tvm_ext.layout.convolution_plan import (
     rows_plan,
     winograd_plan,
 )
+from tvm_ext.schedules.compute.winograd_transforms import STEADY_OUTPUTS
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.winograd import TRANSFORM_CYCLES
 
@@ -23,7 +24,8 @@ from tvm_ext.schedules.cpu.winograd import TRANSFORM_CYCLES
 def plan_name(plan: ConvolutionPlan) -> str:
     """Give the name of a plan among those of one convolution."""
     if plan.winograd is not None:
-        return f"winograd {plan.winograd.outputs}" + (" in strips" if plan.winograd.strip else "")
+        kind = "bfloat16 winograd" if plan.rounds else "winograd"
+        return f"{kind} {plan.winograd.outputs}" + (" in strips" if plan.winograd.strip else "")
     return plan.form
 
 
@@ -49,8 +51,9 @@ def convolution_plans(
     if chosen.form == "depthwise" or blocks is None:
         return found
     if winograd and shape.groups == 1 and blocks == (lanes, lanes):
-        for outputs in TRANSFORM_CYCLES:
-            plan = winograd_plan(shape, machine, outputs)
+        steady = [(STEADY_OUTPUTS, True)] if bfloat16 and shape.rank == 2 else []
+        for outputs, rounds in (*((outputs, False) for outputs in TRANSFORM_CYCLES), *steady):
+            plan = winograd_plan(shape, machine, outputs, rounds)
             for way in () if plan is None else (plan, replace_strip(plan, shape)):
                 if way is not None:
                     found.setdefault(plan_name(way), way)
@@ -68,9 +71,9 @@ def convolution_plans(
 
 
 def replace_strip(plan: ConvolutionPlan, shape: ConvolutionShape) -> ConvolutionPlan | None:
-    """Work on the whole image at once where a plan works on strips; None where it does not."""
+    """Work on the whole image at once where a plan works on strips; None where it does not, or only can by strips."""
     fast = plan.winograd
-    if fast is None or not fast.strip:
+    if fast is None or not fast.strip or plan.rounds:
         return None
     tile = fast.tile[0]
     count = shape.batch * prod(-(-extent // fast.outputs) for extent in shape.results[-2:])

@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from math import gcd, prod
 from typing import Literal
 
+from tvm_ext.layout.winograd_plan import WinogradPlan
 from tvm_ext.schedules.compute.bfloat16 import PAIR
 from tvm_ext.schedules.compute.convolution import output_extent
 from tvm_ext.schedules.compute.matmul import round_up
 from tvm_ext.schedules.compute.pixel_convolution import PixelCopy
 from tvm_ext.schedules.compute.winograd import tiles
-from tvm_ext.schedules.compute.winograd_transforms import KERNEL
+from tvm_ext.schedules.compute.winograd_transforms import KERNEL, STEADY_OUTPUTS
 from tvm_ext.schedules.cpu.conv_tile import computed_chunks, computed_pixels, computed_width
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.matmul import register_tile
 from tvm_ext.schedules.cpu.window import computed_strip_width
-from tvm_ext.schedules.cpu.winograd import winograd_outputs
+from tvm_ext.schedules.cpu.winograd import pays_steady, winograd_outputs
 from tvm_ext.schedules.cpu.winograd_division import WinogradExtents, choose_strips, strip_tile
 
 FLOAT_BYTES = 4
@@ -77,34 +78,6 @@ class ConvolutionShape:
     def is_depthwise(self) -> bool:
         """Whether every channel is convolved by itself."""
         return 1 < self.groups == self.in_channels == self.out_channels
-
-
-@dataclass(frozen=True)
-class WinogradPlan:
-    """A convolution as transforms and products of matrices.
-
-    Attributes
-    ----------
-    outputs : int
-        Results of a tile along an axis.
-    tile : tuple of (int, int)
-        Rows and vectors of the register tile of the products.
-    rows : int
-        Tiles that are transformed, those that fill up register tiles included.
-    strip : int
-        Rows of tiles that are worked on at a time, in one kernel; 0: all of them, in three.
-    parts : int
-        Of the channels of the result, that are worked on at a time with strips.
-    shares : bool
-        Whether all threads transform a strip together, before they compute its parts; otherwise each part does.
-    """
-
-    outputs: int
-    tile: tuple[int, int]
-    rows: int
-    strip: int
-    parts: int = 1
-    shares: bool = False
 
 
 Form = Literal["depthwise", "winograd", "pixels", "rows", "open"]
@@ -217,11 +190,10 @@ def plan_convolution(
     if blocks is None:
         return None
     block_in, block_out = blocks
-    chunks = count_blocks(shape.out_channels, block_out)
     if winograd and shape.groups == 1 and block_in == block_out == lanes:
         fast = _plan_winograd(shape, machine, bfloat16)
         if fast is not None:
-            return ConvolutionPlan("winograd", lanes, lanes, chunks, winograd=fast)
+            return fast
     return pixels_plan(shape, machine, blocks, bfloat16, forced=False) or rows_plan(shape, machine, blocks, bfloat16)
 
 
@@ -255,15 +227,14 @@ def rows_plan(
     return ConvolutionPlan("rows", *blocks, chunks, computed, rounds=rounds, block_sum=block_sum)
 
 
-def winograd_plan(shape: ConvolutionShape, machine: Machine, outputs: int) -> ConvolutionPlan | None:
-    """Plan Winograd's algorithm with so many outputs of a tile along an axis; None where it is not for the shape."""
-    fast = _plan_winograd(shape, machine, False, outputs)
-    lanes = machine.lanes("float32")
-    return (
-        None
-        if fast is None
-        else ConvolutionPlan("winograd", lanes, lanes, count_blocks(shape.out_channels, lanes), winograd=fast)
-    )
+def winograd_plan(
+    shape: ConvolutionShape, machine: Machine, outputs: int, steady: bool = False
+) -> ConvolutionPlan | None:
+    """Plan Winograd's algorithm with so many outputs of a tile along an axis; None where it is not for the shape.
+
+    With ``steady`` operands of its products are rounded to bfloat16.
+    """
+    return _plan_winograd(shape, machine, steady, outputs)
 
 
 def _reduction(shape: ConvolutionShape, block_in: int, bfloat16: bool) -> tuple[bool, int, int]:
@@ -325,7 +296,9 @@ def count_blocks(channels: int, block: int) -> int:
     return -(-channels // block)
 
 
-def _plan_winograd(shape: ConvolutionShape, machine: Machine, bfloat16: bool, wanted: int = 0) -> WinogradPlan | None:
+def _plan_winograd(
+    shape: ConvolutionShape, machine: Machine, bfloat16: bool, wanted: int = 0
+) -> ConvolutionPlan | None:
     """Plan Winograd's algorithm over rows and columns, if it pays or so many outputs are ``wanted``."""
     if shape.kernel[-2:] != (KERNEL, KERNEL) or any(step != 1 for step in (*shape.strides, *shape.dilation)):
         return None
@@ -335,7 +308,11 @@ def _plan_winograd(shape: ConvolutionShape, machine: Machine, bfloat16: bool, wa
     *depth, height, width = shape.results
     taps = prod(shape.kernel[:-2])
     planes = shape.batch * prod(depth)
-    outputs = wanted or winograd_outputs(planes, in_channels, chunks * lanes, (height, width), machine, taps, bfloat16)
+    # Volumes, whose sums go over several planes, have no form of bfloat16.
+    steady = bfloat16 and shape.rank == 2 and wanted in (0, STEADY_OUTPUTS)
+    steady = steady and (bool(wanted) or pays_steady(planes, in_channels, chunks * lanes, (height, width), machine))
+    outputs = wanted or (STEADY_OUTPUTS if steady else 0)
+    outputs = outputs or winograd_outputs(planes, in_channels, chunks * lanes, (height, width), machine, taps, bfloat16)
     if not outputs:
         return None
     reduction = taps * in_channels
@@ -345,12 +322,15 @@ def _plan_winograd(shape: ConvolutionShape, machine: Machine, bfloat16: bool, wa
     tile = register_tile(depth[0] if depth else count, chunks, reduction, FLOAT_BYTES * in_channels, machine)
     if depth:
         tile = max(size for size in range(1, tile[0] + 1) if depth[0] % size == 0), tile[1]
-    extents = WinogradExtents(tile_rows, tile_columns, outputs, in_channels, chunks, shape.batch, prod(depth), taps)
+    extents = WinogradExtents(
+        tile_rows, tile_columns, outputs, in_channels, chunks, shape.batch, prod(depth), taps, steady
+    )
     strips = choose_strips(extents, machine)
     if strips.rows:
         tile = strip_tile(extents, strips.rows, strips.parts, machine)
     rows = count if depth else round_up(count, tile[0])
-    return WinogradPlan(outputs, tile, rows, strips.rows, strips.parts, strips.shares)
+    fast = WinogradPlan(outputs, tile, rows, strips.rows, strips.parts, strips.shares)
+    return ConvolutionPlan("winograd", lanes, lanes, chunks, winograd=fast, rounds=steady)
 
 
 def _plan_pixels(shape: ConvolutionShape, chunks: int, reduction: int, machine: Machine, forced: bool = False) -> int:

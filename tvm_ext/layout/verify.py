@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from math import prod
 
 from tvm_ext.errors import GraphError
-from tvm_ext.layout.convolution_plan import ConvolutionPlan, ConvolutionShape, WinogradPlan
+from tvm_ext.layout.convolution_plan import ConvolutionPlan, ConvolutionShape
 from tvm_ext.layout.product_plan import OpenProductPlan, ProductPlan
 from tvm_ext.layout.strassen_plan import StrassenPlan
+from tvm_ext.layout.winograd_plan import WinogradPlan
 from tvm_ext.schedules.compute.matmul import MatmulShape
+from tvm_ext.schedules.compute.winograd_transforms import STEADY_OUTPUTS
 
 
 def verify_plan(plan: ConvolutionPlan, shape: ConvolutionShape) -> None:
@@ -110,6 +112,10 @@ def _faults(fast: WinogradPlan, plan: ConvolutionPlan, shape: ConvolutionShape, 
         found.append(f"{plan.chunks} blocks of results are not {fast.parts} parts of whole register tiles")
     if fast.shares and not fast.strip:
         found.append("three kernels share the tiles in any case")
+    if plan.rounds and (fast.outputs != STEADY_OUTPUTS or not fast.strip or len(results) > 2):
+        found.append(
+            f"tiles are rounded to bfloat16 in strips of images, and of {STEADY_OUTPUTS} results along an axis"
+        )
     one_plane = len(results) == 2 or (fast.strip and results[0] == 1)
     if min(fast.tile) < 1 or (not one_plane and results[0] % fast.tile[0]):
         found.append(f"a register tile of {fast.tile[0]} rows mixes positions")

@@ -21,7 +21,7 @@ from tvm_ext.compiler import lower
 from tvm_ext.layout.relax.blocked_layout import constant_bytes
 from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.compute.winograd import tiles
-from tvm_ext.schedules.compute.winograd_transforms import POINTS, combine, transform_weight, transforms
+from tvm_ext.schedules.compute.winograd_transforms import POINTS, STEADY_OUTPUTS, combine, transform_weight, transforms
 from tvm_ext.schedules.cpu.machine import Machine, for_weights
 from tvm_ext.schedules.cpu.winograd import winograd_cycles, winograd_outputs
 from tvm_ext.schedules.cpu.winograd_division import STRIP_OF_L2, Strips, WinogradExtents, choose_strips
@@ -30,21 +30,24 @@ from tvm_ext.schedules.rule import FAULT_ATTRIBUTE, RULE_ATTRIBUTE
 LANES = 16
 
 
-@pytest.mark.parametrize("outputs", POINTS)
-def test_the_identity_is_exact(outputs: int) -> None:
+MATRICES = [*((outputs, False) for outputs in POINTS), (STEADY_OUTPUTS, True)]
+
+
+@pytest.mark.parametrize(("outputs", "steady"), MATRICES)
+def test_the_identity_is_exact(outputs: int, steady: bool) -> None:
     """Every product of one filter tap and one input value counts exactly where it belongs."""
-    back, weight, data = transforms(outputs)
-    size = outputs + 2
-    for tap, value in product(range(3), range(size)):
-        filtered = [weight[row][tap] * data[row][value] for row in range(size)]
-        result = [sum((back[row][k] * filtered[k] for k in range(size)), Fraction(0)) for row in range(outputs)]
+    back, weight, data = transforms(outputs, steady)
+    products = range(outputs + 2 + steady)
+    for tap, value in product(range(3), range(outputs + 2)):
+        filtered = [weight[row][tap] * data[row][value] for row in products]
+        result = [sum((back[row][k] * filtered[k] for k in products), Fraction(0)) for row in range(outputs)]
         assert result == [Fraction(row + tap == value) for row in range(outputs)]
 
 
-@pytest.mark.parametrize("outputs", POINTS)
-def test_sums_with_parts_in_common_are_those_of_the_matrices(outputs: int) -> None:
+@pytest.mark.parametrize(("outputs", "steady"), MATRICES)
+def test_sums_with_parts_in_common_are_those_of_the_matrices(outputs: int, steady: bool) -> None:
     """Every row of both transforms, computed by a kernel, is that row of the matrix times a vector."""
-    for matrix in (transforms(outputs)[0], transforms(outputs)[2]):
+    for matrix in (transforms(outputs, steady)[0], transforms(outputs, steady)[2]):
         rows, columns = len(matrix), len(matrix[0])
         data = te.placeholder((columns, 7), name="data")
         result = te.compute((rows, 7), lambda i, j: combine(matrix, i, lambda k: data[k, j]))  # noqa: B023

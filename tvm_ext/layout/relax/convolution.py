@@ -172,7 +172,7 @@ def _emit(
     What is in the blocked layout already may be rounded where it is made; a copy from the plain layout stays a copy.
     """
     if plan.winograd is not None:
-        return emit_winograd(rewriter, plan.winograd, source, weight, geometry["padding"])
+        return emit_winograd(rewriter, plan.winograd, source, weight, geometry["padding"], plan.rounds)
     pattern = rewriter.pattern(source.stored)
     if plan.form == "depthwise":
         packed = relax.const(pack_depthwise_weight(weight, plan.block_in))

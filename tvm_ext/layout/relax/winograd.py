@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from tvm_ext.layout.convolution_plan import WinogradPlan
 from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator
+from tvm_ext.layout.winograd_plan import WinogradPlan
 from tvm_ext.relax_utils import OPAQUE, OUT_ELEMENTWISE
+from tvm_ext.schedules.compute.bfloat16 import pairs
 from tvm_ext.schedules.compute.matmul import pack_columns, round_up
 from tvm_ext.schedules.compute.open_winograd import open_winograd
 from tvm_ext.schedules.compute.winograd import (
@@ -25,9 +26,17 @@ from tvm_ext.schedules.cpu.open_winograd import OUTPUTS
 
 
 def emit_winograd(
-    rewriter: BlockedLayoutMutator, plan: WinogradPlan, source: Blocked, weight: np.ndarray, padding: list[int]
+    rewriter: BlockedLayoutMutator,
+    plan: WinogradPlan,
+    source: Blocked,
+    weight: np.ndarray,
+    padding: list[int],
+    rounds: bool = False,
 ) -> relax.Var:
-    """Emit a convolution as transforms and products of matrices; unused lanes of its result are zero."""
+    """Emit a convolution as transforms and products of matrices; unused lanes of its result are zero.
+
+    With ``rounds`` operands of the products are bfloat16, in pairs.
+    """
     lanes, outputs, rank = source.block, plan.outputs, len(padding) // 2
     extents = [
         extent + before + after - kernel + 1
@@ -36,8 +45,9 @@ def emit_winograd(
         )
     ]
     batch, out_chunks = source.shape[0], -(-weight.shape[0] // lanes)
-    matrices = _transformed(source, weight, outputs)
-    packed = relax.const(pack_columns(matrices, lanes, round_up(out_chunks, plan.tile[1])))
+    matrices = _transformed(source, weight, outputs, rounds)
+    columns = pack_columns(matrices, lanes, round_up(out_chunks, plan.tile[1]))
+    packed = relax.const(pairs(columns, -2) if rounds else columns)
     result = {"out_shape": [batch, out_chunks, *extents, lanes], "outputs": outputs, "out_channels": weight.shape[0]}
     if plan.strip:
         return rewriter.emit_kernel(
@@ -68,10 +78,10 @@ def emit_open_winograd(
     )  # fmt: skip
 
 
-def _transformed(source: Blocked, weight: np.ndarray, outputs: int) -> np.ndarray:
+def _transformed(source: Blocked, weight: np.ndarray, outputs: int, steady: bool = False) -> np.ndarray:
     """Transform filters to matrices, with channels of zeros where those of a block are unused."""
     lanes = source.block
     channels = -(-weight.shape[0] // lanes) * lanes, int(source.shape[1]) * lanes
     padded = np.zeros((*channels, *weight.shape[2:]), weight.dtype)
     padded[: weight.shape[0], : weight.shape[1]] = weight
-    return transform_weight(padded, outputs)
+    return transform_weight(padded, outputs, steady)
