@@ -110,14 +110,16 @@ def look_through_borders(
         return None
     inside, data, outside = chosen.args
     mask = _call(rewriter, inside, "relax.astype")
-    pads = [_call(rewriter, value, "relax.nn.pad") for value in (data, None if mask is None else mask.args[0])]
-    if any(pad is None or str(pad.attrs.pad_mode) != "constant" or float(pad.attrs.pad_value) for pad in pads):
+    image = _call(rewriter, data, "relax.nn.pad")
+    picture = None if mask is None else _call(rewriter, mask.args[0], "relax.nn.pad")
+    if image is None or picture is None:
         return None
-    image, picture = pads
     ones = _call(rewriter, picture.args[0], "relax.full")
-    widths = [[int(width) for width in pad.attrs.pad_width] for pad in pads]
+    pads = [image.attrs, picture.attrs]
+    widths = [[int(width) for width in pad.pad_width] for pad in pads]
     if (
         ones is None
+        or any(str(pad.pad_mode) != "constant" or float(pad.pad_value) for pad in pads)
         or scalar(ones.args[1]) != 1
         or widths[0] != widths[1]
         or len(widths[0]) != 8
@@ -130,6 +132,6 @@ def look_through_borders(
     return image.args[0], [top, left, bottom, right], outside
 
 
-def _call(rewriter: BlockedLayoutMutator, expr: relax.Expr | None, operator: str) -> relax.Call | None:
+def _call(rewriter: BlockedLayoutMutator, expr: relax.Expr, operator: str) -> relax.Call | None:
     value = rewriter.definitions.get(expr) if isinstance(expr, relax.Var) else None
     return value if isinstance(value, relax.Call) and getattr(value.op, "name", "") == operator else None
