@@ -104,8 +104,9 @@ def main() -> None:
     seconds = durations(arguments.log.read_text())
     if not seconds:
         parser.error(f"{arguments.log}: no durations; run pytest with --durations=0 -vv")
+    kept = set(LONG_TESTS.read_text().splitlines()) if arguments.add else set()
+    seconds = {name: value for name, value in seconds.items() if name not in kept}
     names = long_tests(seconds, arguments.minutes * 60 * arguments.processes, arguments.least)
-    kept = LONG_TESTS.read_text().splitlines() if arguments.add else []
     LONG_TESTS.write_text("".join(f"{name}\n" for name in sorted({*names, *kept})))
     stays = sum(seconds.values()) - sum(seconds[name] for name in names)
     print(
