@@ -370,7 +370,7 @@ def test_sizes_that_are_none(sizes: list[dict[str, int]], message: str, tmp_path
 
 def test_sizes_of_a_model_without_open_extents(tmp_path: Path) -> None:
     model = import_model(product(), input_shapes={"x": [4, 33]})
-    with pytest.raises(OptionError, match="all extents of the model are fixed"):
+    with pytest.raises(OptionError, match="no open dimension 'n'; all its extents are fixed"):
         tune(model, native_target(), tmp_path, 1, recipe("random"), sizes=[{"n": 4}])
 
 
