@@ -268,6 +268,8 @@ class TunerStrategy(PySearchStrategy):
         """Let go of what belongs to the task."""
         self.model_seconds += sum(tuner.model_seconds for _, tuner in self.sketches)
         notes = list(dict.fromkeys(note for _, tuner in self.sketches for note in tuner.notes))
+        if not (self.sketches or self._fixed or self.trials):
+            notes.append("no sketch of a kernel could be scheduled, as where its extents are open: it was not measured")
         self.notes += notes
         if self.budget is None:  # in MetaSchedule's own functions nobody asks for the notes
             for note in notes:

@@ -13,6 +13,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from tests.tuners.metaschedule.kernels import matmul
 from tvm_ext.backends.cpu.target import native_target
+from tvm_ext.errors import TvmExtWarning
 from tvm_ext.system.tensor_intrinsics import only_tensor_intrinsics
 from tvm_ext.tuners.measure.measurer import Measurer
 from tvm_ext.tuners.measure.worker import Timing
@@ -48,6 +49,14 @@ def test_a_gather_is_measured_once_over_all_runs(tmp_path: Path, measurer: Measu
         database = _tune(_gather(), tmp_path, measurer)
         assert len(database) == 1
         assert ms.tir_integration.compile_tir(database, _gather(), native_target()) is not None
+
+
+def test_a_kernel_of_open_extents_is_told_of(tmp_path: Path, measurer: Measurer) -> None:
+    rows = te.var("n", "int64")
+    given = te.placeholder((rows, 17), name="given")
+    mod = tvm.IRModule({"main": te.create_prim_func([given, te.compute((rows, 17), lambda i, j: given[i, j] + 1.0)])})
+    with pytest.warns(TvmExtWarning, match=r"no sketch of a kernel could be scheduled.*open.*not measured"):
+        assert len(_tune(mod, tmp_path, measurer)) == 0
 
 
 def test_a_network_with_a_gather_is_tuned(tmp_path: Path, measurer: Measurer) -> None:
