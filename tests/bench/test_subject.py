@@ -175,6 +175,12 @@ def test_module_keeps_its_parameters_in_order() -> None:
         assert shapes(subject) == {"b": (3, 4), "a": (4,)}
         assert list(subject.inputs) == ["b", "a"]
         assert subject.path.stat().st_size > 0
+        assert subject.ranges == {"b": [(0, None), None], "a": [None]}
+    with (
+        pytest.raises(OptionError, match="'m' is no number"),
+        open_subject(Module, input_shapes={"b": ["m", 4]}),
+    ):
+        pass
 
 
 def test_other_programs_bind_as_strictly() -> None:

@@ -112,14 +112,15 @@ def open_subject(
         if size is not None and opened is None:
             raise OptionError("option size: all extents are fixed; keep some open with dynamic, or leave it out")
         notes: list[str] = []
+        shapes: dict[str, Sequence[int]]
         if inputs is not None:
             shapes = _shapes(source.declared, inputs)
         elif opened is not None and (size is not None or source.kind == "onnx"):
             extents = _extents(source.name, opened, size or {})
-            shapes = {spec.name: [extents.get(dim, dim) for dim in spec.shape] for spec in opened.inputs}
+            shapes = {spec.name: [int(extents.get(dim, dim)) for dim in spec.shape] for spec in opened.inputs}
             notes = [f"every engine is compiled for open sizes, and runs with {spelled(extents)}"]
         else:
-            shapes = dict(input_shapes or {})
+            shapes = {name: [int(dim) for dim in shape] for name, shape in (input_shapes or {}).items()}
         specs, more = source.bind(shapes)
         if inputs is not None:
             arrays = check_inputs(specs if opened is None else opened.inputs, inputs)
@@ -147,9 +148,14 @@ def _importing(
     source: Source, input_shapes: Mapping[str, Sequence[int | str]] | None, dynamic: Any
 ) -> dict[str, Any] | None:
     """Give what the TVM engines import a model with; None of one that is imported for the shapes of its arrays."""
-    if source.kind != "onnx":
-        return {"dynamic": dynamic}
     names = [dim for shape in (input_shapes or {}).values() for dim in shape if isinstance(dim, str)]
+    if source.kind != "onnx":
+        if names:
+            raise OptionError(
+                f"option input_shapes: {names[0]!r} is no number; names keep batches of ONNX models open, and "
+                "a program keeps open what it was exported with"
+            )
+        return {"dynamic": dynamic}
     return {"input_shapes": input_shapes, "dynamic": dynamic} if names or dynamic is not None else None
 
 
