@@ -41,6 +41,18 @@ def test_models_that_disagree_do_not_count() -> None:
     assert bench_models.summarise([*rows, crashed])["models_that_disagree"] == 2
 
 
+def test_models_that_the_importer_of_stock_tvm_refuses_are_told_apart() -> None:
+    rows = [
+        row("resnet18", "cnn", 0.5) | {"vs_stock_tvm": 0.01, "stock_import_error": None},
+        row("silero_vad", "audio", 0.5) | {"vs_stock_tvm": 0.04, "stock_import_error": "no LSTM"},
+        row("vgg16", "cnn", 0.5),
+    ]
+    summary = bench_models.summarise(rows)
+    assert summary["untuned_vs_stock_tvm"] == pytest.approx(0.02)
+    assert summary["untuned_vs_stock_tvm_and_importer"] == pytest.approx(0.01)
+    assert (summary["models_with_stock_tvm"], summary["models_with_stock_tvm_and_importer"]) == (2, 1)
+
+
 def test_tuned_models_that_disagree_do_not_count() -> None:
     same = {"tuned_ms": 1.0, "onnxruntime_ms": 2.0, "vs_best_peer": 0.5, "tuned_vs_untuned": 0.9, "agrees": True}
     wrong = same | {"tuned_ms": 0.01, "vs_best_peer": 0.005, "tuned_vs_untuned": 0.1, "agrees": False}
