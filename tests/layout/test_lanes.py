@@ -37,6 +37,7 @@ FUNCTIONS: dict[str, Any] = {
     "relax.nn.relu": torch.relu,
     "relax.nn.silu": torch.nn.functional.silu,
     "relax.nn.softplus": lambda x: torch.nn.functional.softplus(x, 2.0, 5.0),
+    "relax.round": torch.round,
     "relax.rsqrt": torch.rsqrt,
     "relax.sigmoid": torch.sigmoid,
     "relax.sqrt": torch.sqrt,
