@@ -43,7 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("passes", "shapes"),
     ("schedules", "statistics", "quantized"),
     ("graph", "database", "artifact", "verify", "vta_config"),
-    ("dynamic", "inputs"),
+    ("dynamic", "inputs", "sizes"),
     ("conditions",),
     ("relax_utils", "system", "tensor_spec", "version"),
     ("errors",),
