@@ -26,6 +26,8 @@ from tvm_ext.schedules.instructions.registered import tensor_intrinsic
 from tvm_ext.system.tiles import request_tiles
 from tvm_ext.target import resolve_target
 
+pytestmark = pytest.mark.xdist_group("instructions")  # all rows are read once in a process
+
 FLAGS = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
 FLAG_OF = {"avx512f": "avx512f", "avx512vnni": "avx512_vnni", "avx512bw": "avx512bw", "fma": "fma", "avx2": "avx2",
            "sse2": "sse2",

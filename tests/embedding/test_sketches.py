@@ -22,6 +22,9 @@ from tvm_ext.schedules.instructions import rows
 from tvm_ext.schedules.instructions.instruction import Instruction, multiply_add
 from tvm_ext.schedules.instructions.mirrored import mirrored_intrinsic
 
+# What the first test of a process finds out about the package's instructions serves all others.
+pytestmark = pytest.mark.xdist_group("sketches")
+
 
 @T.prim_func(private=True, s_tir=True)
 def description(a: T.handle, b: T.handle, c: T.handle) -> None:
