@@ -10,7 +10,7 @@ from typing import Literal
 from tvm_ext.backends.description import KernelDescription
 from tvm_ext.errors import OptionError, TuningError, candidates
 from tvm_ext.tuners.acquisition import check_acquisition
-from tvm_ext.tuners.cost_model import CostModel, TileModel
+from tvm_ext.tuners.cost_model import CostModel, TileModel, XGBoostModel
 from tvm_ext.tuners.described_model import DescribedModel
 from tvm_ext.tuners.explorers import Evolution, Exhaustive, Explorer, RandomSearch, SimulatedAnnealing
 from tvm_ext.tuners.explorers.actor_critic import ActorCritic
@@ -155,7 +155,8 @@ class GuidedRecipe(Recipe):
     artefact : Artefact, optional
         What was trained; that of the package if left out.
     begins, chooses, rejects : bool
-        Whether the prior, the acquisition function and the validity ensemble are used.
+        Whether the prior, the acquisition function and the validity ensemble are used. Where there is a cost model of
+        one's own, the prior only chooses the first configurations.
     plain, plain_asking, plain_costing : str
         Recipe to use when there is nothing to follow, with a validity oracle, and where the schedule rule tells what it
         expects of configurations, of the data sheet of the machine: that is the prior then.
@@ -172,7 +173,11 @@ class GuidedRecipe(Recipe):
     @property
     def shares(self) -> bool:
         """Whether the recipe that is used when there is nothing to follow learns from others."""
-        return RECIPES[self.plain].shares
+        return super().shares if self._has_own_model else RECIPES[self.plain].shares
+
+    @property
+    def _has_own_model(self) -> bool:
+        return self.cost_model is not XGBoostModel
 
     @property
     def asks(self) -> bool:
@@ -195,13 +200,14 @@ class GuidedRecipe(Recipe):
         except TuningError as error:
             plain = self.plain if space.cost is None else self.plain_costing
             name = plain if oracle is None else self.plain_asking
-            tuner = RECIPES[name].tuner(space, seed, peers, oracle)
-            prior = (
-                "no prior is used" if name != self.plain_costing else "what the schedule rule estimates is the prior"
-            )
+            row = replace(RECIPES[name], cost_model=self.cost_model) if self._has_own_model else RECIPES[name]
+            tuner = row.tuner(space, seed, peers, oracle)
+            hears = name == self.plain_costing and not self._has_own_model
+            prior = "what the schedule rule estimates is the prior" if hears else "no prior is used"
             tuner.remarks = [f"{prior}: {error}; the tuner is {name}"]
             return tuner
-        model = GuidedModel(guide=guide, rejects=self.rejects) if self.begins else self.cost_model()
+        follows = self.begins and not self._has_own_model
+        model = GuidedModel(guide=guide, rejects=self.rejects) if follows else self.cost_model()
         inner = None if self.sampler is GreedySampler else self.sampler()
         return GuidedTuner(
             space,
@@ -230,6 +236,8 @@ class DescribedRecipe(Recipe):
         Whether the model begins with the cost that the target estimates.
     members : int
         Models whose mean is predicted.
+
+    A cost model of one's own takes the place of all three.
     """
 
     cost_model: Callable[[], CostModel] = DescribedModel
@@ -247,7 +255,9 @@ class DescribedRecipe(Recipe):
         oracle: Oracle | None = None,
         description: KernelDescription | None = None,
     ) -> Tuner:
-        """See :meth:`Recipe.tuner`."""
+        """See :meth:`Recipe.tuner`; a cost model of one's own sees what it asks for itself."""
+        if self.cost_model is not DescribedModel:
+            return super().tuner(space, seed, peers, oracle)
         if not self.listens or description is None:
             parts = replace(as_recipe(self), cost_model=lambda: DescribedModel(members=self.members))
             tuner = parts.tuner(space, seed, peers, oracle)

@@ -106,6 +106,16 @@ def test_a_tuner_without_its_prior_says_which_one_is_used(commands: Commands, mo
     assert note.endswith("the tuner is evolution_pretrained")
 
 
+def test_missing_calibration_is_told_of_before_the_search(commands: Commands, tmp_path: Path) -> None:
+    model = convolution(tmp_path / "model.onnx", 128, 128, 14, 3)
+    options = ["--trials", "6", "--target", "tvm-ext/vta-1x16x16", "-o", str(tmp_path / "out")]
+    result = commands("tune", str(model), *options, "--work-dir", str(tmp_path / "database"))
+    assert result.code != 0
+    assert "give calibration data (--calibrate FILE" in result.stderr
+    assert "trials for" not in result.stdout
+    assert not (tmp_path / "database").exists()
+
+
 def test_vta_has_a_prior(commands: Commands, tmp_path: Path) -> None:
     model = convolution(tmp_path / "model.onnx", 128, 128, 14, 3)
     options = ["--trials", "6", "--tuner", "glimpse", "--target", "tvm-ext/vta-1x16x16", "--json"]

@@ -13,7 +13,7 @@ from tests.tuners.spaces import bowl, measurements, tune
 from tvm_ext.errors import OptionError, TuningError
 from tvm_ext.tuners.cost_model import XGBoostModel
 from tvm_ext.tuners.measurement import Measurement
-from tvm_ext.tuners.recipes import recipe
+from tvm_ext.tuners.recipes import RECIPES, recipe
 from tvm_ext.tuners.space import ConfigSpace, Knob
 
 
@@ -61,6 +61,16 @@ def test_a_cost_model_that_fails_is_named(model: type, says: str, acquisition: s
     tuner.update(measurements(tuner.suggest(8), bowl(tuner.space)))
     with pytest.raises(TuningError, match=says.replace("189", r"\d+")):
         tuner.suggest(8)
+
+
+@pytest.mark.parametrize("base", [name for name, row in RECIPES.items() if row.random_share < 1])
+def test_a_cost_model_of_ones_own_is_asked_by_every_recipe(base: str) -> None:
+    row = replace(recipe(base, 8, 8), cost_model=_Raises)
+    tuner = row.tuner(_space(lambda vectors: 1.0 + vectors[:, 0]), seed=1)
+    assert isinstance(tuner.cost_model, _Raises)
+    assert not row.shares
+    with pytest.raises(TuningError, match="no rows today"):
+        tune(tuner, bowl(tuner.space), 256)
 
 
 @pytest.mark.parametrize(

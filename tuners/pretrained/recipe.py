@@ -34,6 +34,7 @@ class PretrainedRecipe(Recipe):
         Why nothing could be read of the file that the artefact should have been.
     """
 
+    cost_model: Callable[[], CostModel] = PretrainedModel
     artefact: Pretrained | None = None
     costs: bool = True
     trees: bool = True
@@ -42,7 +43,7 @@ class PretrainedRecipe(Recipe):
     @property
     def shares(self) -> bool:
         """Measurements of peers come between what was trained before and the space's own."""
-        return True
+        return self.cost_model is PretrainedModel or super().shares
 
     def tuner(
         self,
@@ -53,6 +54,8 @@ class PretrainedRecipe(Recipe):
         description: KernelDescription | None = None,
     ) -> Tuner:
         """See :meth:`Recipe.tuner`; the tuner's notes say why no pretrained model is used."""
+        if self.cost_model is not PretrainedModel:  # of one's own
+            return super().tuner(space, seed, peers, oracle, description)
         costs = self.costs and space.cost is not None
         if not self.trees:
             parts = replace(as_recipe(self), cost_model=lambda: PretrainedModel(costs=costs))
@@ -91,7 +94,7 @@ class LoopNestRecipe(Recipe):
     @property
     def shares(self) -> bool:
         """Measurements of other spaces are not learnt from: their schedules are not at hand."""
-        return False
+        return self.cost_model is not LoopNestModel and super().shares
 
     def tuner(
         self,
@@ -102,6 +105,8 @@ class LoopNestRecipe(Recipe):
         description: KernelDescription | None = None,
     ) -> Tuner:
         """See :meth:`Recipe.tuner`; the tuner's notes say why no pretrained model is used."""
+        if self.cost_model is not LoopNestModel:  # of one's own
+            return super().tuner(space, seed, peers, oracle, description)
         trained: Trained | None = None
         remarks: list[str] = []
         try:

@@ -24,7 +24,7 @@ from tvm_ext.cli.common import (
     pipeline_options,
     print_json,
 )
-from tvm_ext.cli.vta_model import calibrate_option, read_calibration
+from tvm_ext.cli.vta_model import calibrate_option, check_calibration, read_calibration
 
 if TYPE_CHECKING:
     from tvm_ext.backends.backend import CountingMeasurer
@@ -183,6 +183,8 @@ def command(
     imported = import_model(model, input_shapes=input_shapes or None, dynamic=dynamic)
     samples = read_calibration(imported.inputs, calibration)
     pipeline = PipelineOptions.from_keywords(given_options(options))
+    if output is not None and backend_of(resolved).calibrated:
+        check_calibration(imported, resolved, pipeline, samples)
     network = None
     if graph:
         if threads is not None:

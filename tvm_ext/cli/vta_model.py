@@ -12,10 +12,12 @@ from tvm_ext.cli.common import Shapes, input_shape_option, json_flag, model_argu
 
 if TYPE_CHECKING:
     import numpy as np
+    from tvm.target import Target
 
     from tvm_ext.backends.vta.model.accuracy import TensorAccuracy
     from tvm_ext.backends.vta.model.vta_model import VTAModel
     from tvm_ext.frontend import ImportedModel
+    from tvm_ext.options import PipelineOptions
 
 calibrate_option = click.option(
     "--calibrate",
@@ -35,6 +37,25 @@ def read_calibration(specs: tuple[Any, ...], arguments: tuple[str, ...]) -> dict
     from tvm_ext.inputs import read_arrays
 
     return read_arrays(specs, arguments) if arguments else None
+
+
+def check_calibration(
+    imported: ImportedModel, target: Target, options: PipelineOptions, samples: dict[str, np.ndarray] | None
+) -> None:
+    """Move layers to integers once: calibration data that is missing, or does not fit, is told of before the search."""
+    from dataclasses import replace
+
+    import tvm
+
+    from tvm_ext.pipeline import phase_passes
+
+    given = None if samples is None else imported.by_parameter(samples)
+    mod = imported.mod
+    with target, tvm.transform.PassContext():
+        for phase, phase_pass in phase_passes(target, replace(options, calibration=given)):
+            mod = phase_pass(mod)
+            if phase.name == "partition":
+                break
 
 
 def _offload(imported: ImportedModel, target: str, calibration: dict[str, np.ndarray] | None, costs: str) -> VTAModel:

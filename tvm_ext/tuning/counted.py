@@ -221,17 +221,22 @@ class CountedSearch(Search):
 
     def is_pending(self, trials: int) -> bool:
         """Whether a kernel has fewer trials than its share."""
-        return min(self._done) < self._share(trials)
+        return any(done < share for done, share in zip(self._done, self._shares(trials), strict=True))
 
     def run(self, request: Request, course: Course) -> None:
         """Search the kernels that have fewer trials than their share."""
-        share = self._share(request.trials)
-        for number, (task, done) in enumerate(zip(self._tasks, self._done, strict=True)):
+        shares = self._shares(request.trials)
+        for number, (task, done, share) in enumerate(zip(self._tasks, self._done, shares, strict=True)):
             if done < share:
                 self._search(number, task, share - done, request, request.seed + done, course)
 
-    def _share(self, trials: int) -> int:
-        return max(trials // len(self._tasks), 1)
+    def _shares(self, trials: int) -> list[int]:
+        """Split trials evenly; what is left over goes to the kernels that take longest."""
+        each, more = divmod(trials, len(self._tasks))
+        longest = sorted(
+            range(len(self._tasks)), key=lambda number: -self._tasks[number].calls * self._tasks[number].cycles
+        )
+        return [each + (number in longest[:more]) for number in range(len(self._tasks))]
 
     def _search(
         self, number: int, task: CountedKernel, trials: int, request: Request, seed: int, course: Course
@@ -251,3 +256,5 @@ class CountedSearch(Search):
                 kept += new
             course.outcome.note(search.notes)
             course.note(number, [(row.cycles and row.cycles / self._measurer.clock, row.reason) for row in tried])
+        if left := trials - len(search.candidates):
+            course.outcome.note([f"{task.name}: {left} trials were not needed: no configuration is left to try"])
