@@ -11,6 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.commands import Commands
+from tvm_ext.cli.tune import _times
+from tvm_ext.tuning import KernelResult
 
 
 def convolution(path: Path, inputs: int, outputs: int, size: int, kernel: int) -> Path:
@@ -104,6 +106,12 @@ def test_a_tuner_without_its_prior_says_which_one_is_used(commands: Commands, mo
     (note,) = (line for line in result.stdout.splitlines() if line.startswith("  note"))
     assert "what the schedule rule estimates is the prior: the target says nothing of the kernel" in note
     assert note.endswith("the tuner is evolution_pretrained")
+
+
+def test_why_nothing_could_be_measured_of_a_kernel() -> None:
+    kernel = KernelResult("matmul", 1, 8, trials=2, failed=2, error="running took longer than 10 s and was stopped")
+    assert _times(kernel, str) == "nothing could be measured: running took longer than 10 s and was stopped"
+    assert _times(KernelResult("matmul", 1, 8), str) == "not tried; give it more --trials"
 
 
 def test_missing_calibration_is_told_of_before_the_search(commands: Commands, tmp_path: Path) -> None:

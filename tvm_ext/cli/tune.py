@@ -268,6 +268,10 @@ LISTED = 6
 """Kernels that are named when a run begins."""
 
 
+MOST_OF_A_REASON = 160
+"""Characters of why a kernel could not be measured; the whole of it is in ``--json``."""
+
+
 def _tell(network: NetworkResult) -> None:
     measured = sum(trial.ratio is not None for trial in network.trials)
     click.echo(f"{len(network.offers)} choices; {measured} networks timed in turns with the default")
@@ -307,7 +311,8 @@ def _shown(counter: CountingMeasurer | None) -> Callable[[float], str]:
 
 def _times(kernel: KernelResult, shown: Callable[[float], str]) -> str:
     if kernel.best is None:
-        return "nothing could be measured" if kernel.trials else "not tried; give it more --trials"
+        reason = " ".join((kernel.error or "").split())[:MOST_OF_A_REASON]
+        return f"nothing could be measured: {reason}" if kernel.trials else "not tried; give it more --trials"
     was = "" if kernel.before is None else f" (was {shown(kernel.before)})"
     if kernel.left_alone:
         was = " (its rule's own schedule: the network is slower with the fastest found)"
