@@ -71,8 +71,15 @@ PHASES: tuple[Phase, ...] = (
     ),
     Phase(
         "schedule",
-        "tuned schedules from a MetaSchedule database (work_dir option, or the current one), then schedule rules",
-        ("tvm_ext/database", "schedules/rule.py", "schedules/kernel", "schedules/cpu"),
+        "tuned schedules from a MetaSchedule database (work_dir option, or the current one), then schedule rules; "
+        "quotients and remainders of indices that run backwards, which TVM gets wrong, are written forwards",
+        (
+            "tvm_ext/database",
+            "schedules/rule.py",
+            "schedules/kernel",
+            "schedules/cpu",
+            "tvm_ext/passes/forward_indices.py",
+        ),
     ),
     Phase(
         "order",
