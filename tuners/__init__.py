@@ -113,15 +113,25 @@ def options(tuner: str = "chameleon", **more: Any) -> dict[str, Any]:
     return {"strategy": chosen, "builder": builder, "runner": runner, "cost_model": ms.cost_model.RandomModel()}
 
 
-def builder_and_runner(**options: Any) -> tuple[Any, Any]:
+def builder_and_runner(measurer: Any = None, **options: Any) -> tuple[Any, Any]:
     """Make a builder and a runner on warm workers, for ``builder=`` and ``runner=`` of MetaSchedule's functions.
 
     Parameters
     ----------
+    measurer : Measurer, optional
+        One that is there, such as a :class:`~tvm_ext.tuners.measure.remote.RemoteMeasurer`; a new one if left out.
     **options
-        Of :class:`tvm_ext.tuners.measure.measurer.Measurer`.
+        Of :class:`tvm_ext.tuners.measure.measurer.Measurer`, for a new one.
+
+    Raises
+    ------
+    OptionError
+        If the measurer is something else, or options come with one.
     """
     from tvm_ext.tuners.measure.measurer import Measurer
     from tvm_ext.tuners.metaschedule import builder
 
-    return builder.builder_and_runner(Measurer(**options))
+    if measurer is not None and (options or not isinstance(measurer, Measurer)):
+        found = f"{measurer!r} and {', '.join(options)}" if options else repr(measurer)
+        raise OptionError(f"builder_and_runner was given {found}; expected a Measurer alone, or options of a new one")
+    return builder.builder_and_runner(measurer or Measurer(**options))

@@ -13,6 +13,7 @@ import tvm_ext.tuners
 import tvm_ext.tuning
 from tests.tuners.spaces import convolution_space
 from tvm_ext.errors import OptionError, TuningError
+from tvm_ext.tuners.measure.measurer import Measurer
 from tvm_ext.tuners.measurement import Measurement
 from tvm_ext.tuners.recipes import recipe
 from tvm_ext.tuners.space import ConfigSpace, Knob
@@ -51,6 +52,7 @@ def test_spaces_and_tuners(make: Callable[[], Any], says: str) -> None:
         (lambda: recipe("sa_as").tuner(SPACE, seed=-1), "seed of a tuner is -1"),
         (lambda: recipe("sa_as").tuner(SPACE).suggest("3"), "asked for '3'"),  # type: ignore[arg-type]
         (lambda: tvm_ext.tuners.builder_and_runner(threads="2"), "threads of a measurer is '2'"),
+        (lambda: tvm_ext.tuners.builder_and_runner(2), "was given 2; expected a Measurer alone"),
         (lambda: tvm_ext.tuning.open_database(None), "folder of a database is None"),  # type: ignore[arg-type]
         (lambda: tvm_ext.tuning.kernels_to_tune(tvm.IRModule(), "llvm"), r"target is 'llvm'; expected a tvm\.target"),  # type: ignore[arg-type]
     ],
@@ -86,3 +88,11 @@ def test_one_measurement_alone_is_one_measurement() -> None:
 def test_a_database_is_opened_by_its_name(tmp_path: Path) -> None:
     tvm_ext.tuning.open_database(str(tmp_path / "tuned"))
     assert sorted(path.name for path in (tmp_path / "tuned").glob("database_*.json"))
+
+
+def test_builder_and_runner_take_a_measurer_that_is_there() -> None:
+    with Measurer(threads=1, workers=1) as measurer:
+        builder, runner = tvm_ext.tuners.builder_and_runner(measurer)
+        assert builder._inst.measurer is runner._inst.measurer is measurer
+        with pytest.raises(OptionError, match=r"and threads; expected a Measurer alone, or options of a new one"):
+            tvm_ext.tuners.builder_and_runner(measurer, threads=2)
