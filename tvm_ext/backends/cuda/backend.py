@@ -44,6 +44,7 @@ from tvm_ext.passes.grid_sample import SAMPLING_LEGALIZATIONS
 from tvm_ext.passes.mixed_precision import mixed_precision
 from tvm_ext.passes.order_of_nan import order_of_nan
 from tvm_ext.passes.transposed_phases import transposed_phases
+from tvm_ext.passes.unit_reductions import unit_reductions
 from tvm_ext.passes.value_checks import without_value_checks
 from tvm_ext.quantized.relax.integer_arithmetic import integer_arithmetic
 from tvm_ext.schedules.cuda import RULES, TF32_RULES
@@ -96,6 +97,7 @@ def _fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions)
 def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     rules = TF32_RULES if options.precision == "tf32" else backend.rules
     return [
+        unit_reductions(),
         prepare_kernels(rules),
         *_tuned(rules, common.schedule(backend, target, options)),
         apply_schedule_rules(rules, over_a_limit),
