@@ -42,6 +42,7 @@ from tvm_ext.passes.float_arithmetic import protect_cancellations
 from tvm_ext.passes.float_legalizations import FLOAT_LEGALIZATIONS
 from tvm_ext.passes.grid_sample import SAMPLING_LEGALIZATIONS
 from tvm_ext.passes.mixed_precision import mixed_precision
+from tvm_ext.passes.named_extents import named_extents
 from tvm_ext.passes.order_of_nan import order_of_nan
 from tvm_ext.passes.transposed_phases import transposed_phases
 from tvm_ext.passes.unit_reductions import unit_reductions
@@ -87,11 +88,14 @@ def _legalize(backend: Backend, target: tvm.target.Target, options: PipelineOpti
 
 def _fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     if options.fuse == "stock":
-        return [simple_indices(), *common.fuse(backend, target, options), split_groups(), wide_reductions()]
+        fused = [simple_indices(), *common.fuse(backend, target, options)]
+        return [*fused, named_extents(for_fusion=True), split_groups(), wide_reductions()]
     machine = machine_of(target)
     model = LinearModel(start=machine.launch_seconds, peak=machine.flops, bandwidth=machine.bandwidth)
     grouped = fuse_by_mapping_types(FUSION, latency=model.seconds)
-    return [*common.fuse(backend, target, options, grouped=grouped), split_groups(), wide_reductions()]
+    fused = common.fuse(backend, target, options, grouped=grouped)
+    # TVM's affine analysis of fused loops knows multiples of a name, and few of an expression.
+    return [*fused, named_extents(for_fusion=True), split_groups(), wide_reductions()]
 
 
 def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
@@ -101,8 +105,8 @@ def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOpti
         prepare_kernels(rules),
         *_tuned(rules, common.schedule(backend, target, options)),
         apply_schedule_rules(rules, over_a_limit),
-        within_limits(default_schedules()),
-        # What a rule of TVM's made too large gets the plainest schedule there is.
+        within_limits(default_schedules(), lowers=True),
+        # What a rule of TVM's made too large, or such as TVM cannot lower, gets the plainest schedule there is.
         dlight.ApplyDefaultSchedule(dlight.gpu.Fallback()),
         own_locals(),
         protect_cancellations(),

@@ -48,20 +48,27 @@ def over_a_limit(func: tirx.PrimFunc, target: tvm.target.Target) -> str:
     return refusal(kernel_use(func, target), machine_of(target))
 
 
-def within_limits(schedule: tvm.transform.Pass) -> tvm.transform.Pass:
-    """Make the pass that schedules kernels as ``schedule`` does, except those that come out over a limit."""
+def within_limits(schedule: tvm.transform.Pass, lowers: bool = False) -> tvm.transform.Pass:
+    """Make the pass that schedules kernels as ``schedule`` does, except those that come out over a limit.
+
+    With ``lowers`` those as well that TVM cannot lower then.
+    """
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.WithinLimits")
     def _within(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         target = tvm.target.Target.current(allow_none=False)
-        scheduled = schedule(mod)
+        scheduled = schedule(
+            tvm.IRModule(mod.functions, attrs=mod.attrs)
+        )  # passes of DLight change what they are given
         kept = tvm.IRModule(scheduled.functions, attrs=scheduled.attrs)
         by_name = {variable.name_hint: (variable, func) for variable, func in scheduled.functions_items()}
         for variable, before in mod.functions_items():
             if not isinstance(before, tirx.PrimFunc) or _is_scheduled(before):
                 continue
             own, after = by_name.get(variable.name_hint, (variable, None))
-            if after is not None and _is_scheduled(after) and (reason := over_a_limit(after, target)):
+            if after is None or not _is_scheduled(after):
+                continue
+            if reason := over_a_limit(after, target) or (host_fault(after, target) if lowers else ""):
                 earlier = str(before.attrs[FAULT_ATTRIBUTE]) + "; " if FAULT_ATTRIBUTE in (before.attrs or {}) else ""
                 kept.update_func(own, before.with_attr(FAULT_ATTRIBUTE, f"{earlier}a kernel that {reason}"))
         return kept

@@ -60,7 +60,8 @@ class Statements(Expressions):
         if kind is tirx.IfThenElse:
             return self._branch(s)
         if kind is tirx.BufferStore:
-            return self._store(s)
+            # TVM ends a reduction by threads with `result[0] = result[0]` in all of them, which changes nothing.
+            return _nothing if _stores_itself(s) else self._store(s)
         if kind is tirx.Bind:
             return self._bind(s)
         if kind is tirx.AllocBuffer:
@@ -296,6 +297,15 @@ def same_structure(first: Any, second: Any) -> bool:
 
 def _nothing(lanes: Lanes) -> None:
     pass
+
+
+def _stores_itself(s: Any) -> bool:
+    value = s.value
+    return (
+        isinstance(value, tvm.ir.TensorLoad)
+        and value.source.same_as(s.buffer)
+        and all(map(same_structure, value.indices, s.indices))
+    )
 
 
 def _sequence(steps: list[Step]) -> Step:
