@@ -304,7 +304,7 @@ def _stores_itself(s: Any) -> bool:
     return (
         isinstance(value, tvm.ir.TensorLoad)
         and value.source.same_as(s.buffer)
-        and all(map(same_structure, value.indices, s.indices))
+        and all(map(tvm_ffi.structural_equal, value.indices, s.indices))
     )
 
 
