@@ -174,7 +174,7 @@ def inline_behind(schedule: Schedule, block: SBlockRV) -> list[SBlockRV]:
     while True:
         consumers = list(schedule.get_consumers(block))
         # One that repeats what it reads, as a broadcast does, is no place to compute it in.
-        if len(consumers) != 1 or _points(schedule, consumers[0]) > _points(schedule, block):
+        if len(consumers) != 1 or _repeats(schedule, consumers[0], block):
             return consumers
         try:
             schedule.reverse_compute_inline(consumers[0])
@@ -182,8 +182,22 @@ def inline_behind(schedule: Schedule, block: SBlockRV) -> list[SBlockRV]:
             return consumers
 
 
-def _points(schedule: Schedule, block: SBlockRV) -> int:
-    return prod(_size(axis) for axis in schedule.get(block).iter_vars)
+def _repeats(schedule: Schedule, reader: SBlockRV, block: SBlockRV) -> bool:
+    """Whether a block reads an element of a result more than once: there are fewer places than it has points."""
+    body = schedule.get(reader)
+    result = schedule.get(block).writes[0].source
+    analyzer = tvm.sym.Analyzer()
+    for axis in body.iter_vars:
+        analyzer.bind(axis.var, axis.dom)
+    points = prod(_size(axis) for axis in body.iter_vars)
+    for region in body.reads:
+        if region.source.same_as(result):
+            bounds = [analyzer.const_int_bound(item.min) for item in region.region]
+            sizes = [analyzer.const_int_bound(item.extent).max_value for item in region.region]
+            places = prod(bound.max_value - bound.min_value + size for bound, size in zip(bounds, sizes, strict=True))
+            if places < points:
+                return True
+    return False
 
 
 def _groups(schedule: Schedule, block: SBlockRV, row_operand: int | None = None) -> dict[str, Any] | None:

@@ -43,6 +43,7 @@ def check(kind: str, seed: int, is_open: bool) -> None:
     ("kind", "seed", "is_open"),
     [
         ("images", 263, False),  # an image that is repeated and turned round
+        ("images", 1002, False),  # a convolution whose result is repeated
         ("images", 75, True),  # a bias behind a filter of one tap
         ("images", 2, True),  # a mean over open extents
         ("images", 40, True),  # indices of open extents that are multiples of an expression
