@@ -1,4 +1,4 @@
-"""Two threads give the same values as one, bit by bit: what one thread writes, no other does."""
+"""Threads of kernels: the same values as one alone, bit by bit, a core for each, and sleep on busy machines."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import tvm_ext
 from tests.processes import output_of
 from tests.schedules.kernels import graph
 from tests.zoo import get
+from tvm_ext.system import threads
 
 RUN = """
 import hashlib
@@ -41,11 +42,11 @@ def put(name: str, model: Any, inputs: list[np.ndarray], folder: Path) -> None:
     np.savez(folder / f"{name}.npz", **{spec.name: value for spec, value in zip(compiled.inputs, inputs, strict=True)})
 
 
-def results(folder: Path, threads: int, runs: int) -> dict[str, set[str]]:
+def results(folder: Path, count: int, runs: int) -> dict[str, set[str]]:
     """Give digests of the different results of each model in a folder, run by a process with so many threads."""
     source = f"import sys\nsys.argv = {['', str(folder), str(runs)]!r}\n{RUN}"
     found: dict[str, set[str]] = {}
-    for line in output_of(source, TVM_NUM_THREADS=str(threads)).splitlines():
+    for line in output_of(source, TVM_NUM_THREADS=str(count)).splitlines():
         name, digest = line.split()
         found.setdefault(name, set()).add(digest)
     return found
@@ -90,3 +91,46 @@ def test_kernels(tmp_path: Path) -> None:
     alone = results(tmp_path, 1, 1)
     assert list(alone) == sorted(KERNELS)
     assert results(tmp_path, 2, 8) == alone
+
+
+@pytest.mark.skipif(threads.physical_cores() < 2, reason="one core")
+def test_calling_thread_leaves_cores_of_the_pool() -> None:
+    source = """
+    import os, time
+    import tvm
+    from tvm_ext.system import threads
+
+    allowed, cores = os.sched_getaffinity(0), threads._one_of_each_core()
+    for away in cores[1:]:
+        threads.with_pool(int)
+        time.sleep(2 * threads.BETWEEN_MOVES)
+        os.sched_setaffinity(0, {away})
+        os.sched_setaffinity(0, allowed)
+        print(threads.with_pool(threads._current_processor) == cores[0], os.sched_getaffinity(0) == allowed)
+    """
+    assert set(output_of(source).splitlines()) == {"True True"}
+
+
+@pytest.mark.skipif(threads.physical_cores() < 2, reason="one core")
+def test_calling_thread_stays_where_it_may_not_go() -> None:
+    source = """
+    import os
+    import tvm
+    from tvm_ext.system import threads
+
+    threads.with_pool(int)
+    away = threads._one_of_each_core()[1]
+    os.sched_setaffinity(0, {away})
+    print(threads.with_pool(threads._current_processor) == away, os.sched_getaffinity(0) == {away})
+    """
+    assert output_of(source) == "True True"
+
+
+@pytest.mark.parametrize(("counts", "busy"), [([9] * 5, True), ([9, 9, 9, 9, 0], False), ([0], False)])
+def test_machine_is_busy_that_is_so_each_time(monkeypatch: pytest.MonkeyPatch, counts: list[int], busy: bool) -> None:
+    left = iter(counts)
+    monkeypatch.setattr(threads.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(threads, "BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(threads, "_others_that_run", lambda: next(left))
+    assert threads._is_busy() is busy
+    assert next(left, None) is None

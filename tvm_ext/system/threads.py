@@ -9,10 +9,12 @@ thread stays where it was.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import itertools
 import math
 import os
 import threading
+import time
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -35,6 +37,12 @@ SPIN_COUNT = "TVM_THREAD_POOL_SPIN_COUNT"
 SPINS = 2000
 """About a millisecond where nothing else runs, which bridges what lies between the kernels of a model."""
 
+LOOKS, BETWEEN_LOOKS = 5, 0.004
+"""How often to look whether a machine is busy, and seconds between: programs that start are for a moment."""
+
+BETWEEN_MOVES = 0.01
+"""Seconds between moves of a calling thread at least, for where it runs is the system's to say in the long run."""
+
 MOST_POOLS = max(8, len(os.sched_getaffinity(0)))
 """Pools of threads other than the main one: of workers, and as many again that such threads asked for."""
 
@@ -48,10 +56,15 @@ class _Pool(threading.local):
     """The process that the pool was made in; there is none without."""
     of_main = False
     """Whether the thread is the main one, which ends last."""
+    own_core: int | None = None
+    """The processor that no thread of the pool is bound to; None if none is bound."""
+    next_move = 0.0
+    """When the calling thread may be moved again."""
     given_up: threading.Event | None = None
 
 
 _pool = _Pool()
+_current_processor: Callable[[], int] | None = getattr(ctypes.CDLL(None), "sched_getcpu", None)  # of the C library
 _process = os.getpid()
 _first = itertools.count()
 
@@ -97,6 +110,7 @@ def with_pool(function: Callable[..., Result], *arguments: Any) -> Result:
     elif process != _process:
         _running.wait_if_over()
         return _workers.call(lambda: function(*arguments))
+    _leave_bound_cores()
     if _pool.of_main:  # it is the one that waits for others at the end
         return function(*arguments)
     return before_exit(lambda: function(*arguments))
@@ -237,6 +251,7 @@ def _work(tasks: SimpleQueue[Callable[[], None]]) -> None:
     before_exit(_make_pool)
     while True:
         task = tasks.get()
+        _leave_bound_cores()
         task()
         del task  # with the arrays that it is about
 
@@ -250,6 +265,7 @@ def _make_pool(count: int | None = None) -> None:
     try:
         if count == len(cores) and next(_first) == 0:
             configure(ONE_EACH, count, [str(cpu) for cpu in cores])
+            _pool.own_core = cores[0]
         else:
             # Further pools of this process share the cores with the first, and threads of other processes that have
             # fewer than all cores would all sit on the same ones: the system places them.
@@ -260,6 +276,26 @@ def _make_pool(count: int | None = None) -> None:
     finally:
         os.sched_setaffinity(0, allowed)
     _pool.process, _pool.of_main = os.getpid(), _is_main()
+
+
+def _leave_bound_cores() -> None:
+    """Move the calling thread to the core that its pool leaves to it, and let it go where it may from there.
+
+    The system wakes a thread where another one rang it, which can be on a core that a thread of the pool is bound to:
+    both then share it, in the first runs after each pause, until the system evens that out. A model that a request came
+    for takes twice its time.
+    """
+    core = _pool.own_core
+    if core is None or _current_processor is None or _current_processor() == core:
+        return
+    now = time.monotonic()
+    if now < _pool.next_move:
+        return
+    _pool.next_move = now + BETWEEN_MOVES
+    allowed = os.sched_getaffinity(0)
+    if core in allowed:
+        os.sched_setaffinity(0, {core})
+        os.sched_setaffinity(0, allowed)
 
 
 @lru_cache(maxsize=1)
@@ -276,12 +312,21 @@ def _let_threads_sleep() -> None:
 
 
 def _is_busy() -> bool:
-    """Whether other threads want all the processors there are at this moment."""
+    """Whether other threads want all the processors there are, each time one looks."""
+    for look in range(LOOKS):
+        if look:
+            time.sleep(BETWEEN_LOOKS)
+        if _others_that_run() < (os.cpu_count() or 1):
+            return False
+    return True
+
+
+def _others_that_run() -> int:
+    """Count the threads of this machine, other than the calling one, that run or wait for a processor."""
     try:
-        running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
+        return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1
     except (OSError, ValueError, IndexError):
-        return False
-    return running - 1 >= (os.cpu_count() or 1)
+        return 0
 
 
 def _is_main() -> bool:
