@@ -15,7 +15,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import s_tir, tirx
 from tvm.ir.prim import expr as prim
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import SBlockRV
@@ -176,6 +176,10 @@ def inline_behind(schedule: Schedule, block: SBlockRV) -> list[SBlockRV]:
         # One that repeats what it reads, as a broadcast does, is no place to compute it in.
         if len(consumers) != 1 or _repeats(schedule, consumers[0], block):
             return consumers
+        # Of the bounds of a padded result TVM keeps one for each axis of the reader: rows that lie one behind the
+        # other in it would be written with their padding, over the next one.
+        if _is_bounded(schedule, block) and _joins_axes(schedule, consumers[0], block):
+            return consumers
         try:
             schedule.reverse_compute_inline(consumers[0])
         except ScheduleError:
@@ -196,6 +200,23 @@ def _repeats(schedule: Schedule, reader: SBlockRV, block: SBlockRV) -> bool:
             sizes = [analyzer.const_int_bound(item.extent).max_value for item in region.region]
             places = prod(bound.max_value - bound.min_value + size for bound, size in zip(bounds, sizes, strict=True))
             if places < points:
+                return True
+    return False
+
+
+def _is_bounded(schedule: Schedule, block: SBlockRV) -> bool:
+    """Whether a block does not run in all rounds of its loops."""
+    body = schedule.get(schedule.get_loops(block)[-1]).body
+    return not (isinstance(body, s_tir.SBlockRealize) and _is_one(body.predicate))
+
+
+def _joins_axes(schedule: Schedule, reader: SBlockRV, block: SBlockRV) -> bool:
+    """Whether several axes of a result are one axis of a block that reads it."""
+    result = schedule.get(block).writes[0].source
+    for region in schedule.get(reader).reads:
+        if region.source.same_as(result):
+            variables = _variables(region)
+            if any(_among(variable, variables[:place]) for place, variable in enumerate(variables)):
                 return True
     return False
 

@@ -44,6 +44,7 @@ def check(kind: str, seed: int, is_open: bool) -> None:
     [
         ("images", 263, False),  # an image that is repeated and turned round
         ("images", 1002, False),  # a convolution whose result is repeated
+        ("sequences", 1098, False),  # what makes one axis of a padded convolution's
         ("images", 75, True),  # a bias behind a filter of one tap
         ("images", 2, True),  # a mean over open extents
         ("images", 40, True),  # indices of open extents that are multiples of an expression

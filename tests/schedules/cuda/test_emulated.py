@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional
-from tvm import relax
+from tvm import relax, te, topi
 
 from tests.schedules.cuda_kernels import CUDA, kernels_of, schedule_graph
 from tvm_ext.backends.cuda.emulator.emulate import Emulator
 from tvm_ext.schedules.cuda import RULES
-from tvm_ext.schedules.rule import RULE_ATTRIBUTE
+from tvm_ext.schedules.rule import RULE_ATTRIBUTE, apply_rules
 
 op = relax.op
 
@@ -144,3 +144,22 @@ def test_squeeze_and_excitation() -> None:
 
     gate = 1 / (1 + np.exp(-np.einsum("ncij,kcij->nk", x, w) - b[:, :, 0, 0]))
     check(build, [x, w, b, y], y * gate[:, :, None, None], "cuda.window")
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(16, 32), (8, 17), (127, 33), (3, 31)])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_rows_one_behind_the_other_behind_a_product(rows: int, columns: int, dtype: str) -> None:
+    """A result whose tiles are padded is not written with its padding where another one makes one axis of two."""
+    depth = 64
+    x, w = te.placeholder((rows, depth), dtype), te.placeholder((depth, columns), dtype)
+    k = te.reduce_axis((0, depth), name="k")
+    term = lambda i, j: x[i, k].astype("float32") * w[k, j].astype("float32")  # noqa: E731
+    product = te.compute((rows, columns), lambda i, j: te.sum(term(i, j), axis=k), name="product")
+    kernel = te.create_prim_func([x, w, topi.abs(topi.reshape(product, (rows * columns,)))])
+    scheduled = apply_rules(kernel, CUDA["sm_90"], RULES)
+    assert scheduled.attrs[RULE_ATTRIBUTE].endswith("matmul")
+    a, b = values(rows, depth).astype(dtype), values(depth, columns, seed=1).astype(dtype)
+    result = Emulator(scheduled, CUDA["sm_90"])([a, b, np.zeros(rows * columns, "float32")])
+    assert not result.report.faults, str(result.report)
+    expected = np.abs(a.astype("float64") @ b.astype("float64")).reshape(-1)
+    np.testing.assert_allclose(result.arrays[-1], expected, rtol=1e-4, atol=1e-3)
