@@ -30,6 +30,11 @@ _MODELS = {
     "zfnet": ("zfnet512", "gpu_0/data_0", 1.5, True),
 }
 
+# Sixteen convolutions in a row by Winograd's algorithm: logits, of deviation 0.5, differ by 7e-6 from those of double
+# precision (onnxruntime's by 2e-6). The most probable classes, up to nine times the deviation of all, decide the
+# largest difference, by 2e-5 of themselves.
+_TOLERANCES = {"vgg19": 3e-4}
+
 
 def _file(stem: str) -> Path:
     package = importlib.util.find_spec("onnx")
@@ -56,6 +61,7 @@ ENTRIES = [
         files=(partial(_file, stem),),
         recipe=(Path(__file__), Path(weights.__file__)),
         slow=slow,
+        tolerance=_TOLERANCES.get(name, Entry.tolerance),
     )
     for name, (stem, input_name, head_gain, slow) in _MODELS.items()
 ]
