@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,10 @@ import tvm_ext
 from tests.modules import Mlp, arguments
 from tvm_ext.artifact import device_errors
 from tvm_ext.artifact.compiled_model import load
-from tvm_ext.artifact.device_errors import lesser_cpu
+from tvm_ext.artifact.device_errors import unfit_cpu
 from tvm_ext.errors import TargetError
 from tvm_ext.system.cpu_features import missing_features
-from tvm_ext.system.host import processor_flags
+from tvm_ext.system.host import family_of, processor_flags
 
 IS_X86 = "fpu" in processor_flags()
 SSE = frozenset({"fpu", "pni", "ssse3", "sse4_1", "sse4_2", "popcnt"})
@@ -36,22 +37,58 @@ def test_a_host_without_avx_refuses_code_with_it(tmp_path: Path, monkeypatch: py
 @pytest.mark.skipif(not IS_X86, reason="names of x86 CPUs")
 def test_features_that_a_target_is_without_are_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_errors, "processor_flags", lambda: SSE)
-    assert "avx512f" in lesser_cpu({"kind": "llvm", "mcpu": "skylake-avx512"})
-    assert not lesser_cpu({"kind": "llvm", "mcpu": "x86-64-v2"})
-    assert not lesser_cpu({"kind": "llvm", "mcpu": "sandybridge", "mattr": ["-avx"]})
-    assert not lesser_cpu({"kind": "llvm", "mcpu": "cortex-a76", "mtriple": "aarch64-linux-gnu"})
-    assert "fma4" in lesser_cpu({"kind": "llvm", "mcpu": "bdver1"})
-    assert "compiled for a CPU with +avx2, whose avx, avx2 " in lesser_cpu({"kind": "llvm", "mattr": ["+avx2"]})
-    assert "avx512f" in lesser_cpu({"kind": "llvm", "mcpu": "skylake-avx512", "mtriple": "amd64-linux-gnu"})
-    assert not lesser_cpu({"kind": "llvm"})
-    assert not lesser_cpu({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+i8mm"]})
+    assert "avx512f" in unfit_cpu({"kind": "llvm", "mcpu": "skylake-avx512"})
+    assert not unfit_cpu({"kind": "llvm", "mcpu": "x86-64-v2"})
+    assert not unfit_cpu({"kind": "llvm", "mcpu": "sandybridge", "mattr": ["-avx"]})
+    assert "fma4" in unfit_cpu({"kind": "llvm", "mcpu": "bdver1"})
+    assert "compiled for a CPU with +avx2, whose avx, avx2 " in unfit_cpu({"kind": "llvm", "mattr": ["+avx2"]})
+    assert "avx512f" in unfit_cpu({"kind": "llvm", "mcpu": "skylake-avx512", "mtriple": "amd64-linux-gnu"})
+    assert not unfit_cpu({"kind": "llvm"})
     monkeypatch.setattr(device_errors, "processor_flags", frozenset)
-    assert not lesser_cpu({"kind": "llvm", "mcpu": "skylake-avx512"})  # nothing is known of this machine
+    assert not unfit_cpu({"kind": "llvm", "mcpu": "skylake-avx512"})  # nothing is known of this machine
+
+
+@pytest.mark.skipif(not IS_X86, reason="another architecture than that of the targets")
+@pytest.mark.filterwarnings("ignore:target llvm names no processor")
+@pytest.mark.parametrize(
+    "triple", ["aarch64-linux-gnu", "wasm32-unknown-unknown", "x86_64-pc-windows-msvc", "i686-linux-gnu"]
+)
+def test_code_for_another_machine_is_refused_before_it_is_loaded(
+    triple: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    compiled = tvm_ext.compile(Mlp, {"kind": "llvm", "mtriple": triple, "num-cores": 2})
+    capfd.readouterr()
+    with pytest.raises(TargetError, match=rf"compiled for {triple}, and this machine is x86_64 Linux; run it on such"):
+        compiled.run(arguments(Mlp))
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.skipif(not IS_X86, reason="another architecture than that of the targets")
+@pytest.mark.skipif(shutil.which("aarch64-linux-gnu-g++") is None, reason="no cross compiler")
+def test_a_library_for_another_machine_says_for_which(tmp_path: Path) -> None:
+    target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}
+    folder = tvm_ext.compile(Mlp, target).save(tmp_path / "model")
+    with pytest.raises(TargetError, match=r"model.so cannot be loaded on this machine: .* compiled for aarch64-linux"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("triple", "family"),
+    [
+        ("armv7l-linux-gnueabihf", "arm"),
+        ("arm-linux-gnueabi", "arm"),
+        ("arm64-linux-gnu", "aarch64"),
+        ("i686-linux-gnu", "i386"),
+        ("amd64-linux-gnu", "x86_64"),
+    ],
+)
+def test_names_of_one_architecture(triple: str, family: str) -> None:
+    assert family_of(triple) == family
 
 
 def test_code_for_this_machine_runs_here() -> None:
     compiled = tvm_ext.compile(Mlp)
-    assert not lesser_cpu(compiled.metadata["target"])
+    assert not unfit_cpu(compiled.metadata["target"])
     assert compiled.run(arguments(Mlp))
 
 

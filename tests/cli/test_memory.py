@@ -52,7 +52,11 @@ def test_without_a_run_nothing_is_measured(cell: Path, capsys: pytest.CaptureFix
         ("hexagon-v67", [], "target hexagon: its programs have a place for every tensor"),
         ("hexagon-v67", ["--no-run"], "`tvm-ext compile` says how many bytes they take"),
         ("hexagon-v67", ["--pareto"], "target hexagon: its programs have a place for every tensor"),
-        ('{"kind": "llvm", "mtriple": "riscv64-linux-gnu", "mattr": ["+d"]}', [], "with --no-run it is only planned"),
+        (
+            '{"kind": "llvm", "mtriple": "riscv64-linux-gnu", "mattr": ["+d"]}',
+            [],
+            "which --no-run leaves out; the model was compiled for riscv64",
+        ),
     ],
 )
 def test_targets_that_do_not_run_here(

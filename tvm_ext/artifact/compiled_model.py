@@ -22,7 +22,7 @@ from tvm import relax
 
 from tvm_ext.artifact.arguments import arguments, results, tensors
 from tvm_ext.artifact.destination import as_path, check_destination
-from tvm_ext.artifact.device_errors import device_error, lesser_cpu, older_gpu
+from tvm_ext.artifact.device_errors import device_error, older_gpu, other_machine, unfit_cpu
 from tvm_ext.artifact.machine import Machine
 from tvm_ext.artifact.metadata import ELEMENT, REMEDY, check_file, file_record, read_metadata, tensor_specs
 from tvm_ext.artifact.run_errors import run_error
@@ -227,7 +227,7 @@ class CompiledModel:
             return
         target = self.metadata["target"]
         if self._is_on_cpu:
-            fault = lesser_cpu(target)
+            fault = unfit_cpu(target)
         else:
             fault = older_gpu(str(target.get("arch", "")), str(self.device.compute_version))
         if fault:
@@ -386,6 +386,8 @@ def load_library(folder: Path) -> tuple[Any, dict[str, Any]]:
             f"the model in {folder} was compiled for {device}, and TVM finds no CUDA driver on this machine "
             "(libcuda.so.1); load it where one is installed, or compile it for --target native to run it here"
         )
+    if device == "cpu" and (fault := other_machine(metadata["target"])):
+        raise TargetError(f"{library} cannot be loaded on this machine: {fault}")
     try:
         module = tvm.runtime.load_module(str(library.absolute()))
     except (RuntimeError, ValueError, OSError) as error:

@@ -13,7 +13,7 @@ from typing import Any
 import tvm
 
 from tvm_ext.system.cpu_features import missing_features
-from tvm_ext.system.host import architecture_of, processor_flags
+from tvm_ext.system.host import family_of, is_of_another_system, processor_flags
 
 _SAYINGS: tuple[tuple[str, str], ...] = (
     (
@@ -75,10 +75,8 @@ def older_gpu(arch: str, found: str) -> str:
     )
 
 
-def lesser_cpu(target: Mapping[str, Any]) -> str:
-    """Say that this machine's CPU lacks instructions of the one a model was compiled for; ``""`` if it does not.
-
-    Such code would end the process at the first of them.
+def other_machine(target: Mapping[str, Any]) -> str:
+    """Say that this machine has another architecture or system than a model was compiled for; ``""`` if it has not.
 
     Parameters
     ----------
@@ -86,8 +84,27 @@ def lesser_cpu(target: Mapping[str, Any]) -> str:
         The target as metadata has it.
     """
     triple = str(target.get("mtriple", ""))
-    if triple and architecture_of(triple) != platform.machine():
+    here = str(tvm.target.codegen.llvm_get_system_triple())
+    if not triple or (family_of(triple) == family_of(here) and not is_of_another_system(triple)):
         return ""
+    return (
+        f"the model was compiled for {triple}, and this machine is {platform.machine()} {platform.system()}; run it on "
+        "such a machine, or compile it for --target native to run it here"
+    )
+
+
+def unfit_cpu(target: Mapping[str, Any]) -> str:
+    """Say that this machine is of another kind than a model was compiled for, or lacks its instructions; ``""`` if not.
+
+    Such code would end the process at once, or at the first instruction that there is not.
+
+    Parameters
+    ----------
+    target : mapping
+        The target as metadata has it.
+    """
+    if fault := other_machine(target):
+        return fault
     config = {"kind": target["kind"], **{name: target[name] for name in ("mcpu", "mattr", "mtriple") if name in target}}
     needed = {str(name) for name in tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target(config))}
     missing = missing_features(needed, processor_flags())

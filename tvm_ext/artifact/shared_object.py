@@ -20,7 +20,7 @@ import tvm
 
 from tvm_ext.errors import CompileError, MissingPackageError
 from tvm_ext.system.cleanup import end_children
-from tvm_ext.system.host import architecture_of
+from tvm_ext.system.host import architecture_of, is_of_another_system
 
 SYMBOL = "__tvm_ffi__library_bin"
 """Where TVM's loader looks for everything that is not code: weights, virtual machine instructions, GPU kernels."""
@@ -74,9 +74,6 @@ def write_library(executable: Any, path: Path, workspace: Path, triple: str = ""
     _run([compiler, *flags, "-o", str(path), *options, *map(str, files)], workspace)
 
 
-_OTHER_SYSTEMS = ("darwin", "macos", "ios", "windows", "win32", "mingw", "freebsd", "android", "wasi", "emscripten")
-"""Operating systems that LLVM's triples begin to name with."""
-
 # What the architecture in a target triple begins with -> what GNU's cross compilers are called after.
 _TOOLCHAINS = {"arm": "arm", "thumb": "arm", "i386": "i686", "i486": "i686", "i586": "i686", "ppc64le": "powerpc64le"}
 
@@ -98,7 +95,7 @@ def find_compiler(triple: str = "") -> str:
     else:
         names = ["g++", "clang++", "c++"]
     chosen = os.environ.get("CXX", "")
-    if _is_of_another_system(triple):  # GNU's compilers for the architecture would link for Linux
+    if is_of_another_system(triple):  # GNU's compilers for the architecture would link for Linux
         if chosen and not _compiles_for_this_machine(chosen) and (found := shutil.which(chosen)):
             return found
         raise MissingPackageError(
@@ -126,12 +123,6 @@ def _toolchain(triple: str) -> str:
     machine = next((name for start, name in _TOOLCHAINS.items() if machine.startswith(start)), machine)
     environment = next((part for part in rest if part.startswith(("gnu", "musl"))), "gnu")
     return f"{machine}-linux-{environment}"
-
-
-def _is_of_another_system(triple: str) -> bool:
-    """Whether a target triple names an operating system that is not Linux, which this package runs on."""
-    machine, *rest = triple.split("-")
-    return machine.startswith("wasm") or any(part.startswith(_OTHER_SYSTEMS) for part in rest)
 
 
 def _compiles_for_this_machine(compiler: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tvm
 
+from tvm_ext.artifact.device_errors import unfit_cpu
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.bench.contender import Contender, choose_contenders
 from tvm_ext.bench.course import Course, Progress
@@ -141,6 +142,8 @@ def bench_target(target: str | Mapping[str, Any] | None) -> tuple[str, str]:
         )
     if device != "cpu":
         backend.check_here(resolved)
+    elif fault := unfit_cpu(resolved.export()):
+        raise TargetError(fault)
     return _as_json(resolved), device
 
 

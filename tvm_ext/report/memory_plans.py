@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from math import prod
@@ -12,6 +11,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_ext.artifact.device_errors import unfit_cpu
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.compiler import generate_code, lower
 from tvm_ext.errors import CompileError, TargetError
@@ -140,12 +140,8 @@ def require_planned(target: tvm.target.Target, runs: bool) -> None:
             f"target {backend.name}: its programs have a place for every tensor, which these plans do not decide; "
             "`tvm-ext compile` says how many bytes they take"
         )
-    triple = str(target.attrs.get("mtriple", "") or "")
-    if runs and triple and triple.partition("-")[0] != platform.machine():
-        raise TargetError(
-            f"target {triple}: the model is run to count what it takes, and this machine is {platform.machine()}; "
-            "with --no-run it is only planned"
-        )
+    if runs and backend.runs_here and (fault := unfit_cpu(target.export())):
+        raise TargetError(f"the model is run to count what it takes, which --no-run leaves out; {fault}")
 
 
 def _plan(

@@ -17,6 +17,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_ext.artifact.device_errors import unfit_cpu
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.bench.peak import Copy, MultiplyAdds
 from tvm_ext.compiler import generate_code
@@ -157,7 +158,7 @@ def require_profiled(target: tvm.target.Target) -> None:
     Raises
     ------
     TargetError
-        If it is not a CPU.
+        If it is not a CPU, or one that this machine is not.
     """
     backend = backend_of(target)
     if backend.profile_with:
@@ -169,6 +170,8 @@ def require_profiled(target: tvm.target.Target) -> None:
             f"target {target.kind.name}: kernels are timed on this machine's CPU; give a target of kind llvm, such as "
             "native"
         )
+    if fault := unfit_cpu(target.export()):
+        raise TargetError(fault)
 
 
 def measure_limits(target: tvm.target.Target) -> Limits:

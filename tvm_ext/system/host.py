@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,24 @@ def architecture_of(triple: str) -> str:
     """Return the architecture of a target triple, as ``platform.machine`` spells it; empty for an empty triple."""
     named = triple.partition("-")[0]
     return _ARCHITECTURES.get(named, named)
+
+
+def family_of(triple: str) -> str:
+    """Return the family of architectures of a target triple: 32-bit Arm and x86 have a name for each generation."""
+    named = architecture_of(triple)
+    if named.startswith(("arm", "thumb")):  # arm64 has been renamed
+        return "arm"
+    return "i386" if re.fullmatch(r"i[3-9]86", named) else named
+
+
+_OTHER_SYSTEMS = ("darwin", "macos", "ios", "windows", "win32", "mingw", "freebsd", "android", "wasi", "emscripten")
+"""Operating systems that LLVM's triples begin to name with."""
+
+
+def is_of_another_system(triple: str) -> bool:
+    """Whether a target triple names an operating system that is not Linux, which this package runs on."""
+    machine, *rest = triple.split("-")
+    return machine.startswith("wasm") or any(part.startswith(_OTHER_SYSTEMS) for part in rest)
 
 
 def processor_flags() -> frozenset[str]:

@@ -19,8 +19,12 @@ from tvm_ext.system.threads import physical_cores, threads
 
 NATIVE = "native"
 
-BASE_FEATURES = {"x86_64": "sse2", "amd64": "sse2", "aarch64": "neon", "arm64": "neon", "riscv64": "d"}
-"""By architecture: what its 64-bit Linux systems pass floats in, without which LLVM fails or code cannot be linked."""
+_X86 = ("64bit", "sse2")
+BASE_FEATURES = {"x86_64": _X86, "amd64": _X86, "aarch64": ("neon",), "arm64": ("neon",), "riscv64": ("d",)}
+"""By architecture: what its 64-bit Linux systems are built on, without which LLVM ends the process or nothing links."""
+
+_GPUS = {"nvptx": "cuda", "amdgcn": "rocm", "r600": "rocm", "spirv": "opencl"}
+"""How the triples of GPUs begin, for which LLVM makes no code that the host can call -> the kind that is for them."""
 
 
 def native_target() -> tvm.target.Target:
@@ -110,6 +114,9 @@ def check_llvm(target: tvm.target.Target) -> tvm.target.Target:
     if cores is not None and int(cores) < 1:
         raise TargetError(f"target field num-cores: {int(cores)} is no number of cores; give 1 or more")
     triple = str(target.attrs.get("mtriple", "")) or codegen.llvm_get_system_triple()
+    for start, kind in _GPUS.items():
+        if triple.startswith(start):
+            raise TargetError(f"target field mtriple: {triple} is a GPU; give a target of kind {kind}")
     plain = tvm.target.Target({"kind": "llvm", "mtriple": triple})
     try:
         codegen.llvm_get_vector_width(plain)
@@ -119,6 +126,8 @@ def check_llvm(target: tvm.target.Target) -> tvm.target.Target:
             f"target field mtriple: LLVM cannot compile for {triple!r}; architectures it has: {architectures}"
         ) from None
     mcpu = str(target.attrs.get("mcpu", ""))
+    if not mcpu and "mcpu" in target.attrs:  # TVM writes an error for each kernel, and goes on
+        raise TargetError("target field mcpu: '' names no processor; leave the field out, or name one")
     known = [str(name) for name in codegen.llvm_get_cpu_archlist(plain)]  # it crashes on a triple that is not known
     if mcpu and mcpu not in known and not _is_alias(mcpu, triple):
         raise TargetError(f"target field mcpu: LLVM has no CPU {mcpu!r} for {triple}; {_nearest(mcpu, known)}")
@@ -159,10 +168,16 @@ def _check_features(target: tvm.target.Target, triple: str) -> None:
                     f"target field mattr: {feature} contradicts {' and '.join(others)}; leave out what the processor "
                     f"{'does not have' if feature.startswith('+') else 'has'}"
                 )
-    base = BASE_FEATURES.get(triple.partition("-")[0])
-    if base is not None and base not in features:
+    lacking = next((base for base in BASE_FEATURES.get(triple.partition("-")[0], ()) if base not in features), None)
+    if lacking == "64bit" and lacking not in {feature.lstrip("-") for feature in asked}:
         raise TargetError(
-            f"target field mattr: code for {triple} needs the feature {base}, which the target is without; add +{base}"
+            f"target field mcpu: {target.attrs['mcpu']} is a processor of 32 bits, and {triple} is of 64; name "
+            "another, such as x86-64"
+        )
+    if lacking is not None:
+        raise TargetError(
+            f"target field mattr: code for {triple} needs the feature {lacking}, which the target is without; add "
+            f"+{lacking}"
         )
 
 
