@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,20 @@ class Bindings(PyExprVisitor):
             return self.blocks.get(expr) == self.blocks.get(user)
         return isinstance(expr, relax.Var | tvm.ir.GenericConst)
 
+    def operand(
+        self, user: relax.Var, expr: relax.Expr, shape: tuple[Any, ...], without: Container[relax.Expr] = ()
+    ) -> Operand:
+        """Look through the transposes before what ``user`` is computed of, up to one of a value in ``without``."""
+        axes = tuple(range(len(shape)))
+        while isinstance(expr, relax.Var) and expr in self.values:
+            value = self.values[expr]
+            transpose = permutation(value)
+            if transpose is None or value.args[0] in without or not self.is_visible(value.args[0], user):
+                break
+            axes = tuple(transpose[axis] for axis in axes)
+            expr = value.args[0]
+        return Operand(expr, axes, shape)
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -69,13 +84,13 @@ class Operand:
         The tensor in memory.
     axes : tuple of int
         For each logical axis, which axis it is in memory.
-    shape : tuple of int
+    shape : tuple of int, or of expressions
         Logical shape.
     """
 
     expr: relax.Expr
     axes: tuple[int, ...]
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
 
 
 def permutation(value: Any) -> tuple[int, ...] | None:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import tvm
 from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.expr_functor import mutator
 
 from tvm_ext.passes.attention import Attention, find_attention
-from tvm_ext.passes.bindings import Bindings, Operand, calls, permutation
+from tvm_ext.passes.attention_mutator import AttentionMutator
+from tvm_ext.passes.bindings import Bindings, Operand, calls
 from tvm_ext.relax_utils import OPAQUE, static_shape
 from tvm_ext.schedules.compute.row_attention import row_attention
 from tvm_ext.schedules.cuda.attention_tile import HALVES, AttentionShape, attention_tile, pays
@@ -47,11 +48,10 @@ def attention_kernels(precision: str = "float32") -> tvm.transform.Pass:
 
 
 @mutator
-class _Rewriter(PyExprMutator):
+class _Rewriter(AttentionMutator):
     def __init__(self, mod: tvm.IRModule, machine: GpuMachine, precision: str) -> None:
         super().__init__(mod)
         self.machine, self.precision = machine, precision
-        self.bindings = Bindings()
 
     def rewritten(self, func: relax.Function) -> relax.Function:
         """Rewrite one function."""
@@ -59,24 +59,8 @@ class _Rewriter(PyExprMutator):
         self.bindings.visit_expr(func)
         return self.visit_expr(func)
 
-    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        """Replace the second product of an attention, or the transpose of one; the rest is dead then."""
-        call, order = binding.value, None
-        if calls(call, "relax.permute_dims") and self._once(call.args[0], binding.var):
-            call, order = self.bindings.values[call.args[0]], permutation(call)
-        made = self._kernel(binding.var, call, order) if calls(call, "relax.matmul") else None
-        if made is None:
-            super().visit_var_binding_(binding)
-            return
-        leaves = self.builder_.current_block_is_dataflow() and not isinstance(binding.var, relax.DataflowVar)
-        emitted = self.builder_.emit_output(made) if leaves else self.builder_.emit(made)
-        self.set_var_remap(binding.var, emitted)
-
-    def _once(self, expr: relax.Expr, user: relax.Var) -> bool:
-        """Whether a value is used once, and where ``user`` is bound."""
-        return expr in self.bindings.values and self.bindings.uses[expr] == 1 and self.bindings.is_visible(expr, user)
-
-    def _kernel(self, var: relax.Var, product: relax.Call, order: tuple[int, ...] | None) -> relax.Call | None:
+    def attention_kernel(self, var: relax.Var, product: relax.Call, order: tuple[int, ...] | None) -> relax.Call | None:
+        """Compute the attention whose second product this is, where that pays."""
         found = find_attention(self.bindings, product, lambda expr: self.bindings.is_visible(expr, var))
         if found is None or str(product.ty.dtype) not in DTYPES:
             return None
@@ -120,14 +104,7 @@ class _Rewriter(PyExprMutator):
         shape = static_shape(expr)
         if shape is None or len(shape) < 2 or 0 in shape:
             return None
-        axes = tuple(range(len(shape)))
-        while isinstance(expr, relax.Var) and expr in self.bindings.values:
-            transpose = permutation(self.bindings.values[expr])
-            if transpose is None or not self.bindings.is_visible(self.bindings.values[expr].args[0], user):
-                break
-            axes = tuple(transpose[axis] for axis in axes)
-            expr = self.bindings.values[expr].args[0]
-        return Operand(expr, axes, shape)
+        return self.bindings.operand(user, expr, shape)
 
 
 def _bytes(found: Attention, dtype: str) -> int:

@@ -11,12 +11,13 @@ from typing import Any
 
 import tvm
 from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.expr_functor import mutator
 
 from tvm_ext.graph.decisions import Decision, with_decisions
 from tvm_ext.graph.origins import all_origins
 from tvm_ext.passes.attention import find_attention
-from tvm_ext.passes.bindings import Bindings, Operand, calls, permutation
+from tvm_ext.passes.attention_mutator import AttentionMutator
+from tvm_ext.passes.bindings import Bindings, Operand, calls
 from tvm_ext.relax_utils import open_shape, same_extents, static_shape
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.open_attention import OpenAttention
@@ -45,13 +46,12 @@ def open_attention() -> tvm.transform.Pass:
 
 
 @mutator
-class _Rewriter(PyExprMutator):
+class _Rewriter(AttentionMutator):
     """Rewrites one module, function by function."""
 
     def __init__(self, mod: tvm.IRModule, machine: Machine) -> None:
         super().__init__(mod)
         self.machine = machine
-        self.bindings = Bindings()
         self.words: dict[Any, tuple[str, ...]] = {}
         self.decisions: list[Decision] = []
 
@@ -65,24 +65,8 @@ class _Rewriter(PyExprMutator):
             for value in self.bindings.values.values()
         )
 
-    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        """Replace the second product of an attention, or the transpose of one; the rest is dead then."""
-        call, order = binding.value, None
-        if calls(call, "relax.permute_dims") and self._once(call.args[0], binding.var):
-            call, order = self.bindings.values[call.args[0]], permutation(call)
-        made = self._kernel(binding.var, call, order) if calls(call, "relax.matmul") else None
-        if made is None:
-            super().visit_var_binding_(binding)
-            return
-        leaves = self.builder_.current_block_is_dataflow() and not isinstance(binding.var, relax.DataflowVar)
-        emitted = self.builder_.emit_output(made) if leaves else self.builder_.emit(made)
-        self.set_var_remap(binding.var, emitted)
-
-    def _once(self, expr: relax.Expr, user: relax.Var) -> bool:
-        """Whether a value is used once, and where ``user`` is bound."""
-        return expr in self.bindings.values and self.bindings.uses[expr] == 1 and self.bindings.is_visible(expr, user)
-
-    def _kernel(self, var: relax.Var, product: relax.Call, order: tuple[int, ...] | None) -> relax.Call | None:
+    def attention_kernel(self, var: relax.Var, product: relax.Call, order: tuple[int, ...] | None) -> relax.Call | None:
+        """Compute the attention whose second product this is, where that pays."""
         found = find_attention(self.bindings, product, lambda expr: self.bindings.is_visible(expr, var))
         dtype = str(product.ty.dtype)
         if found is None or dtype not in DTYPES:
@@ -124,15 +108,7 @@ class _Rewriter(PyExprMutator):
         shape = open_shape(expr)
         if shape is None or len(shape) < 2 or isinstance(expr, tvm.ir.GenericConst):
             return None
-        axes = tuple(range(len(shape)))
-        while isinstance(expr, relax.Var) and expr in self.bindings.values:
-            value = self.bindings.values[expr]
-            transpose = permutation(value)
-            if transpose is None or not self.bindings.is_visible(value.args[0], user):
-                break
-            axes = tuple(transpose[axis] for axis in axes)
-            expr = value.args[0]
-        return Operand(expr, axes, shape)
+        return self.bindings.operand(user, expr, shape)
 
 
 def _broadcast(other: relax.Expr, scores: tuple[Any, ...]) -> tuple[tuple[bool, ...], str] | None:

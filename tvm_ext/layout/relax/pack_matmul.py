@@ -163,20 +163,7 @@ class PackMatmulMutator(PyExprMutator):
         shape = static_shape(expr)
         if shape is None or len(shape) < 2 or 0 in shape or str(expr.ty.dtype) not in DTYPES:
             return None
-        axes = tuple(range(len(shape)))
-        source = expr
-        while isinstance(source, relax.Var) and source in self.bindings.values:
-            value = self.bindings.values[source]
-            transpose = permutation(value)
-            if (
-                transpose is None
-                or value.args[0] in self.transposed
-                or not self.bindings.is_visible(value.args[0], user)
-            ):
-                break
-            axes = tuple(transpose[axis] for axis in axes)
-            source = value.args[0]
-        return Operand(source, axes, shape)
+        return self.bindings.operand(user, expr, shape, self.transposed)
 
     def _kernel(self, var: relax.Var, data: Operand, weight: Operand, out_axes: tuple[int, ...] | None) -> relax.Call:
         shape = MatmulShape(data.shape, weight.shape)
