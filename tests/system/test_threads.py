@@ -134,3 +134,18 @@ def test_machine_is_busy_that_is_so_each_time(monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setattr(threads, "_others_that_run", lambda: next(left))
     assert threads._is_busy() is busy
     assert next(left, None) is None
+
+
+@pytest.mark.skipif(threads.physical_cores() < 2, reason="one core")
+def test_virtual_machines_of_ones_own_have_all_threads(tmp_path: Path) -> None:
+    compiled = tvm_ext.compile(graph(lambda _, x: relax.op.tanh(x), [((3, 5), "float32")]))
+    compiled.save(tmp_path / "model")
+    source = f"""
+    import tvm
+    import tvm_ext
+    from tvm_ext.system.threads import threads
+
+    executable = tvm_ext.load({str(tmp_path / "model")!r}).executable
+    print(tvm.get_global_func("runtime.NumThreads")() == threads(), executable is not None)
+    """
+    assert output_of(source) == "True True"

@@ -43,8 +43,6 @@ class CompiledModel:
 
     Attributes
     ----------
-    executable : tvm.runtime.Executable or tvm.runtime.Module
-        What ``tvm.compile`` returned, or what was loaded from ``model.so``.
     metadata : dict
         Source, target, interface, versions, and the decisions taken; written as ``metadata.json``.
     inputs, outputs : tuple of TensorSpec
@@ -64,7 +62,7 @@ class CompiledModel:
         origin: Path | None = None,
         shared_results: Sequence[bool] = (),
     ) -> None:
-        self.executable = executable
+        self._executable = executable
         self.metadata = dict(metadata)
         self.inputs = tensor_specs(metadata["inputs"])
         self.outputs = tensor_specs(metadata["outputs"])
@@ -86,6 +84,16 @@ class CompiledModel:
     def _renew_locks(self) -> None:
         self._lock = threading.Lock()  # held while a virtual machine is made
         self._turn = threading.Lock()  # held while the model runs on a device that runs it once at a time
+
+    @property
+    def executable(self) -> Any:
+        """What ``tvm.compile`` returned (``tvm.runtime.Executable``), or what ``model.so`` holds (``Module``).
+
+        A virtual machine of one's own runs it in as many threads as :meth:`run` does, in the thread that asks for it.
+        """
+        if self._is_on_cpu:
+            use_all_cores()
+        return self._executable
 
     @property
     def instrument(self) -> Callable[..., int] | None:
@@ -237,7 +245,7 @@ class CompiledModel:
     def _new_machine(self) -> relax.VirtualMachine:
         self._check_device()
         try:
-            machine = relax.VirtualMachine(self.executable, self.device)
+            machine = relax.VirtualMachine(self._executable, self.device)
             if self._instrument is not None:
                 machine.set_instrument(self._instrument)
             return machine
@@ -306,7 +314,7 @@ class CompiledModel:
             target = self.metadata["target"]
             host = target.get("host", target)
             with temporary_folder(partial, "build") as workspace:
-                write_library(self.executable, library, workspace, str(host.get("mtriple", "")))
+                write_library(self._executable, library, workspace, str(host.get("mtriple", "")))
         self.metadata["files"] = {LIBRARY: file_record(library)}
         (partial / METADATA).write_text(json.dumps(self.metadata, indent=2) + "\n", encoding="utf-8")
 
