@@ -218,3 +218,14 @@ def test_what_is_masked_by_values_is_compiled_in_seconds() -> None:
         low=np.float32(-50),
     )
     check(model, *({"x": (n, t, 8)} for n, t in ((1, 1), (3, 2), (17, 3), (33, 5), (70, 1))), dynamic="n=1..,t=1..")
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_products_of_slices_that_may_be_all_there_is(step: int) -> None:
+    """What was sliced has the extents of its slice, whichever way it took."""
+    model = graph(
+        "g (float[n,s,4] x) => (float[p,q,r] y) { a = Slice(x, begin, end, axis, step) "
+        "b = Tile(a, ones) c = Transpose<perm = [0, 2, 1]>(a) y = MatMul(b, c) }",
+        begin=np.array([0]), end=np.array([3]), axis=np.array([0]), step=np.array([step]), ones=np.array([1, 1, 1]),
+    )  # fmt: skip
+    check(model, *({"x": (n, 5, 4)} for n in (0, 1, 2, 3, 7)), dynamic="n=0..,s=1..")

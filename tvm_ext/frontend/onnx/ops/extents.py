@@ -87,9 +87,14 @@ def _variables(*extents: Any) -> set[Any]:
 
 
 def slice_by_extents(
-    bb: relax.BlockBuilder, x: Any, starts: Sequence[Any], ends: Sequence[Any], axes: list[int]
+    bb: relax.BlockBuilder,
+    x: Any,
+    starts: Sequence[Any],
+    ends: Sequence[Any],
+    axes: list[int],
+    steps: Sequence[int] = (),
 ) -> Any:
-    """Slice a tensor with a step of one, between bounds that are extents.
+    """Slice a tensor between bounds that are extents or numbers.
 
     Parameters
     ----------
@@ -97,8 +102,11 @@ def slice_by_extents(
         The tensor; its shape is known, as expressions.
     starts, ends : sequence of tvm.tirx.Expr
         One for each of ``axes``, beyond the ends and from the back as ONNX allows.
+    steps : sequence of int, optional
+        One for each of ``axes``, positive; by default all are one.
     """
     first, last = [], []
+    steps = steps or [1] * len(axes)
     for start, end, axis in zip(starts, ends, axes, strict=True):
         begin = _within(start, x.ty.shape[axis])
         first.append(begin)
@@ -106,14 +114,13 @@ def slice_by_extents(
     if not _variables(*first, *last) <= _variables(*x.ty.shape):
         # TVM's fusion may call a kernel where its operand is made, before the extents are known; as tensors they go in
         # as operands too.
-        for axis, begin, end in zip(axes, first, last, strict=True):
-            places = bb.emit(relax.op.arange(0, normal(end - begin), 1, "int64"))
+        for axis, begin, end, step in zip(axes, first, last, steps, strict=True):
+            places = bb.emit(relax.op.arange(0, normal(end - begin), step, "int64"))
             if not is_number(begin) or int(begin) != 0:
                 places = bb.emit(relax.op.add(places, as_tensor(bb, begin)))
             x = bb.emit(relax.op.take(x, places, axis, mode="clip"))
         return x
-    steps = [number(1)] * len(axes)
-    return relax.op.strided_slice(x, axes, first, last, steps, assume_inbound=True)
+    return relax.op.strided_slice(x, axes, first, last, [number(step) for step in steps], assume_inbound=True)
 
 
 def _within(place: Any, size: Any) -> Any:
