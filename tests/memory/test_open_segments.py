@@ -58,6 +58,23 @@ class Windows:
         return out
 
 
+@I.ir_module
+class OtherExtents:
+    """A tensor of which there is a view only has an extent that no kernel is told of."""
+
+    @R.function
+    def main(x: R.Tensor((8, "t", 4), "float32"), y: R.Tensor(("s", 4), "float32")):  # type: ignore
+        s = T.int64()  # type: ignore
+        with R.dataflow():
+            view = R.reshape(y, (s, 2, 2))
+            a = R.exp(x)
+            b = R.matmul(a, R.permute_dims(a, [0, 2, 1]))
+            c = R.matmul(R.exp(b), x)
+            out = (R.sum(c, axis=[1]), view)
+            R.output(out)
+        return out
+
+
 def views(sizes: tuple[int, int], seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     n, m = sizes
     rng = np.random.default_rng(seed)
@@ -155,3 +172,12 @@ def test_extents_that_cannot_be(n: int) -> None:
     (found,) = tvm_ext.compile(Windows).run([x, w]).values()
     b = np.broadcast_to(np.exp(x)[None, :, None], (n // (n // 4), n, 3)) @ w
     np.testing.assert_allclose(found, b @ b.transpose(0, 2, 1), rtol=1e-4, atol=1e-4)
+
+
+def test_a_view_of_what_no_kernel_reads() -> None:
+    rng = np.random.default_rng(0)
+    x, y = (rng.random(shape).astype("float32") for shape in ((8, 5, 4), (7, 4)))
+    total, view = tvm_ext.compile(OtherExtents).run([x, y]).values()
+    a = np.exp(x)
+    np.testing.assert_allclose(total, (np.exp(a @ a.transpose(0, 2, 1)) @ x).sum(1), rtol=1e-4)
+    np.testing.assert_array_equal(view, y.reshape(7, 2, 2))

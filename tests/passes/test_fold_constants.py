@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
+from tvm.script import tirx as T
 
 from tvm_ext.frontend.relax.value_checks import Requirement, checked
 from tvm_ext.passes.fold_constants import ROWS, fold_constants
@@ -145,6 +146,24 @@ def test_checks_of_values_are_made_while_compiling(index: int) -> None:
         np.testing.assert_array_equal(block.bindings[-1].value.value.numpy(), [2])
     else:
         assert block.bindings[0].value.op == tvm.ir.Op.get("relax.call_tir")
+
+
+def test_instructions_of_the_target_are_not_run_here() -> None:
+    """TVM's code generator ends the process where this machine's processor lacks them."""
+
+    @T.prim_func
+    def kernel(data: T.Buffer((32,), "int32"), result: T.Buffer((32,), "int32")) -> None:
+        T.func_attr({"tirx.noalias": True})
+        result[T.Ramp(0, 1, 32)] = T.call_llvm_pure_intrin(
+            "int32x32", "llvm.hexagon.V6.vasrw.128B", data[T.Ramp(0, 1, 32)], 1
+        )
+
+    def called(builder: relax.BlockBuilder) -> relax.Expr:
+        name = builder.add_func(kernel, "kernel")
+        return relax.call_tir(name, (relax.const(np.ones(32, "int32")),), relax.TensorType((32,), "int32"))
+
+    (block,) = fold_constants()(module(called))["main"].body.blocks
+    assert block.bindings[0].value.op == tvm.ir.Op.get("relax.call_tir")
 
 
 HARD = np.array([np.nan, np.inf, -np.inf, 0, -2, 3], "float32")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 
 from tvm_ext.passes.defined_integers import defined_integers
@@ -75,7 +76,8 @@ def kernel_call_value(mod: tvm.IRModule, call: relax.Call, most: int) -> np.ndar
     -------
     np.ndarray or None
         None if the call takes anything else, gives more than one tensor, one of an unknown size or one that is too
-        large, or if the kernel refuses what it is given: then a run says so.
+        large, if the kernel has instructions of the target's processor, which this machine may lack, or if it refuses
+        what it is given: then a run says so.
     """
     shape = _known_shape(call.ty)
     if shape is None or result_bytes(call.ty) > most or len(call.args) != 2:
@@ -83,10 +85,19 @@ def kernel_call_value(mod: tvm.IRModule, call: relax.Call, most: int) -> np.ndar
     operands = getattr(call.args[1], "fields", [])
     if not operands or not all(isinstance(operand, tvm.ir.GenericConst) for operand in operands):
         return None
+    kernel = mod[call.args[0]]
+    if _has_instructions(kernel):
+        return None
     try:
-        return _result(mod[call.args[0]], operands, shape, str(call.ty.dtype))
+        return _result(kernel, operands, shape, str(call.ty.dtype))
     except (AssertionError, RuntimeError, ValueError, IndexError):
         return None
+
+
+def _has_instructions(kernel: tirx.PrimFunc) -> bool:
+    found: set[str] = set()
+    tvm_ffi.structural_walk(kernel.body, [(tvm.ir.Call, lambda call: found.add(str(getattr(call.op, "name", ""))))])
+    return not found.isdisjoint(("tirx.call_llvm_intrin", "tirx.call_llvm_pure_intrin"))
 
 
 def _result(kernel: tirx.PrimFunc, operands: Sequence[Any], shape: tuple[int, ...], dtype: str) -> np.ndarray:

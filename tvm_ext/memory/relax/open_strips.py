@@ -84,7 +84,8 @@ def find_strips(body: Body, mod: tvm.IRModule, sample: Mapping[Any, int], most: 
     most, large : int
         Bytes of a strip, and of an image from which on it is computed in strips.
     """
-    names = {str(number): variable for number, variable in enumerate(body.tensors)}
+    # A tensor that no call reads, but a view, may have extents that the segment is not told.
+    names = {str(number): var for number, (var, tensor) in enumerate(body.tensors.items()) if tensor.steps}
     known = {variable: name for name, variable in names.items()}
     values = {symbol: tirx.const(value, "int64") for symbol, value in sample.items()}
 
@@ -93,7 +94,7 @@ def find_strips(body: Body, mod: tvm.IRModule, sample: Mapping[Any, int], most: 
 
     if body.plan is None or body.plan.size({name: number(size) for name, size in body.sizes.items()}) <= large:
         return None
-    own = {known[v]: (min(t.steps), max(t.steps)) for v, t in body.tensors.items() if t.internal and t.steps}
+    own = {known[v]: (min(t.steps), max(t.steps)) for v, t in body.tensors.items() if v in known and t.internal}
     sizes = {name: number(body.tensors[variable].nbytes()) for name, variable in names.items()}
     outside = frozenset(known[tensor.var] for tensor in body.outside)
     for tensor in body.outside:
@@ -141,7 +142,7 @@ def _extents(body: Body, known: Mapping[Any, str], rows: tirx.Var) -> dict[str, 
     """Give the rows of the tensors that have some for those of an image, and for nothing else."""
     found: dict[str, RowExtent] = {}
     for variable, tensor in body.tensors.items():
-        if has_rows(tensor.shape):
+        if variable in known and has_rows(tensor.shape):
             extent, others = tensor.shape[ROW_AXIS], [*tensor.shape[:ROW_AXIS], *tensor.shape[ROW_AXIS + 1 :]]
             if not any(uses(other, rows) for other in others) and _variables(extent) == [rows]:
                 found[known[variable]] = RowExtent(extent, rows)
