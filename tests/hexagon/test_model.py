@@ -7,16 +7,21 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import tvm
+from tvm.tirx import PrimFunc
 
 import tvm_ext
 from tests.commands import Commands
 from tests.hexagon.emulated import TARGET, needs_emulator
 from tests.hexagon.fixed_point_reference import run_fixed_point
 from tests.quantized.qdq_graphs import QdqGraph
+from tvm_ext.backends.hexagon.backend import HEXAGON
 from tvm_ext.backends.hexagon.model.compiled import HexagonModel, load_hexagon
 from tvm_ext.backends.hexagon.model.integers import hvx_kernels
 from tvm_ext.backends.hexagon.model.profile import by_kernel, totals
 from tvm_ext.errors import InputError, ModelError, TargetError, UnsupportedOperatorError
+from tvm_ext.frontend import import_model
+from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.hexagon.panels import LAYOUTS, Panels
 
 Build = Callable[[QdqGraph], onnx.ModelProto]
@@ -306,3 +311,16 @@ def test_loops_beyond_the_reach_of_their_instruction() -> None:
     compiled, off = _steps_off(model, inputs, 0.02)
     assert "loop1(##.L" in compiled.executable.text
     assert off.max() <= 1
+
+
+def test_what_depends_on_no_input_is_folded() -> None:
+    """A quantised constant, and what is convolved of it: this machine, which folds them, has no HVX."""
+    graph = QdqGraph((1, 5, 3, 7))
+    fixed = graph.quantized(graph.node("Neg", graph.weight((1, 5, 3, 7), per_channel=False)), 0.01, 128)
+    convolved = graph.quantized(graph.conv(fixed, 5, 5), 0.02, 128)
+    total = graph.quantized(graph.node("Add", graph.quantized("x"), convolved), 0.05, 128)
+    mod = import_model(graph.model(total)).mod
+    with TARGET:
+        mod = tvm.transform.Sequential(HEXAGON.passes("canonicalize", TARGET, PipelineOptions()))(mod)
+    kernels = [var.name_hint.rstrip("0123456789") for var, func in mod.functions_items() if isinstance(func, PrimFunc)]
+    assert kernels == ["hvx_quantize"] * 2

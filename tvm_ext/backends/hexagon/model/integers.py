@@ -17,6 +17,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import mutator
 
+from tvm_ext.backends.hexagon.model.fixed_values import FIXED_RULES, fixed_variables
 from tvm_ext.backends.hexagon.model.functions import ELEMENTWISE
 from tvm_ext.backends.hexagon.model.kernels import Calls
 from tvm_ext.backends.hexagon.model.selection import Layouts, choose_layouts
@@ -35,8 +36,7 @@ from tvm_ext.schedules.hexagon.window import Window
 LARGEST = 1 << 31
 
 FINE = 64
-"""Steps of a sum in one of its result, from which on a bias of floats is rounded to steps of the sum: results are then
-off by a step in fewer than one of a hundred."""
+"""Steps of a sum in one of its result, from which on a bias of floats is rounded to them; few results are then off."""
 
 
 def hvx_kernels(layout: Panels | None = None) -> tvm.transform.Pass:
@@ -68,7 +68,7 @@ def _rewritten(mod: tvm.IRModule, layouts: Layouts) -> tvm.IRModule:
     rewriter = _HvxMutator(mod, layouts)
     for global_var, function in mod.functions_items():
         if isinstance(function, relax.Function):
-            rewriter.origins = all_origins(function)
+            rewriter.origins, rewriter.fixed = all_origins(function), fixed_variables(function)
             rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
     return rewriter.builder_.finalize()
 
@@ -104,26 +104,28 @@ class _HvxMutator(_Base):
         Float tensors that are maxima over windows of such a function.
     biased : dict
         Sums and a bias of floats, which is rounded to their steps.
+    fixed : set
+        Variables that depend on no input.
     noted : dict
         Words for the nodes of all these and of sums: a kernel takes them when it is emitted for what they become.
     """
 
     def __init__(self, mod: tvm.IRModule, layouts: Layouts) -> None:
-        super().__init__(mod, (_HVX_RULES, OPERATOR_RULES, RULES))
+        super().__init__(mod, (FIXED_RULES, _HVX_RULES, OPERATOR_RULES, RULES))
         self.calls = Calls(self.builder_, layouts)
         self.pairs: dict[relax.Var, _Pair] = {}
         self.functions: dict[relax.Var, tuple[Quantized, np.ndarray]] = {}
         self.tables: dict[relax.Var, tuple[Quantized, np.ndarray]] = {}
         self.maxima: dict[relax.Var, tuple[tuple[Quantized, np.ndarray], Window]] = {}
         self.biased: dict[relax.Var, IntegerSum] = {}
+        self.fixed: set[relax.Var] = set()
         self.noted: dict[relax.Var, tuple[str, ...]] = {}
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Rewrite a binding; where integers come of it, they come from all nodes since the last ones."""
-        operands = [operand for operand in variables_of(binding.value) if operand in self.noted]
-        words = [word for operand in operands for word in self.noted[operand]]
+        words = [word for operand in variables_of(binding.value) for word in self.noted.get(operand, ())]
         if getattr(getattr(binding.value, "op", None), "name", "") == "relax.quantize":
-            self.waiting |= {operand: self.noted[operand] for operand in operands}
+            self.waiting |= {used: self.noted[used] for used in variables_of(binding.value) if used in self.noted}
         super().visit_var_binding_(binding)
         if any(binding.var in table for table in (self.sums, self.pairs, self.functions, self.maxima, self.biased)):
             self.noted[binding.var] = tuple(dict.fromkeys((*words, *self.origins.get(binding.var, ()))))
@@ -161,12 +163,10 @@ class _HvxMutator(_Base):
         window = Window(
             shape[2], shape[3], _two(weight.shape[2:]), _two(call.attrs.strides), padding, _two(call.attrs.dilation)
         )
-        groups = int(call.attrs.groups)
-        if groups == 1:
+        if int(call.attrs.groups) == 1:
             return self.calls.convolution(data, window, fill, weight, value.shift, rescaling)
         if weight.shape[:2] == (shape[1], 1):
-            matrix = weight.reshape(shape[1], -1)
-            return self.calls.depthwise(data, window, fill, matrix, value.shift, rescaling)
+            return self.calls.depthwise(data, window, fill, weight.reshape(shape[1], -1), value.shift, rescaling)
         return None
 
     def _average(self, value: IntegerSum, rescaling: Rescaling) -> Any | None:
