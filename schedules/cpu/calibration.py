@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_ext.errors import TvmExtWarning, warn
-from tvm_ext.system.files import write_atomically
+from tvm_ext.system.files import irregular_kind, write_atomically
 from tvm_ext.system.host import machine as this_machine
 
 FORMAT = 2
@@ -131,6 +131,8 @@ def _read(path: Path, names: Collection[str]) -> Calibration | None:
 
 def _rows(path: Path) -> list[dict[str, Any]] | None:
     """Read what a file has of each machine; None where there is no file."""
+    if kind := irregular_kind(path):  # a device may never end
+        raise Stale(f"it is {kind}, no regular file")
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import time
 import warnings
 from collections.abc import Iterator
@@ -56,6 +57,14 @@ def test_measure_show_and_reset(path: Path, capsys: pytest.CaptureFixture[str]) 
     assert not path.exists()
     assert run(["calibrate", "--reset"]) == 0
     assert "there was none" in capsys.readouterr().out
+
+
+def test_what_is_no_regular_file_is_neither_read_nor_removed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path.parent.mkdir()
+    os.mkfifo(path)
+    assert run(["calibrate", "--reset"]) == 7
+    assert "it is a pipe; name a file in TVM_EXT_CALIBRATION" in capsys.readouterr().err
+    assert path.exists()
 
 
 @pytest.mark.parametrize(

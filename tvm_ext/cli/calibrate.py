@@ -44,6 +44,7 @@ def command(output: Path | None, show: bool, reset: bool, rounds: int, as_json: 
     from tvm_ext.errors import OptionError, OutputError, warn
     from tvm_ext.schedules.cpu.calibration import VARIABLE, calibration_path
     from tvm_ext.schedules.cpu.machine import FIGURES, machine_of
+    from tvm_ext.system.files import irregular_kind
     from tvm_ext.target import resolve_target
 
     if sum((show, reset, output is not None)) > 1:
@@ -56,6 +57,8 @@ def command(output: Path | None, show: bool, reset: bool, rounds: int, as_json: 
         )
     if reset and path is not None:
         found = os.path.isfile(path)
+        if kind := irregular_kind(path):
+            raise OutputError(f"cannot remove {path}: it is {kind}; name a file in {VARIABLE}")
         try:
             path.unlink(missing_ok=True)
         except NotADirectoryError:

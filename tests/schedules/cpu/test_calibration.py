@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,6 +135,15 @@ def test_a_damaged_file_is_left_alone(path: Path, content: bytes) -> None:
 def test_a_folder_is_no_calibration(path: Path) -> None:
     path.mkdir(parents=True)
     with pytest.warns(TvmExtWarning, match="cannot be read"):
+        assert read_calibration(FIGURES) is None
+
+
+def test_what_never_ends_is_not_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = path.parent / "pipe"
+    path.parent.mkdir(parents=True)
+    os.mkfifo(pipe)  # reading it would wait for ever, as a device may give bytes for ever
+    monkeypatch.setenv(VARIABLE, str(pipe))
+    with pytest.warns(TvmExtWarning, match=r"pipe is not used: it is a pipe, no regular file; run 'tvm-ext calibrate'"):
         assert read_calibration(FIGURES) is None
 
 
