@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import tvm_ext
@@ -41,16 +42,25 @@ def compare(kind: str, want: np.ndarray, have: np.ndarray, where: str) -> None:
     assert np.linalg.norm(found - wanted) <= FAR_APART * np.linalg.norm(wanted) + 1e-6, where
 
 
-def check(kind: str, seed: int, **options: Any) -> None:
-    """Compile one network and run it at all sizes."""
+def session_of(kind: str, model: onnx.ModelProto) -> Any:
+    """Make a session of onnxruntime; optimised, it leaves roundings of a quantised network out."""
+    options = quiet()
+    if kind == "quantized":
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(model.SerializeToString(), options)
+
+
+def check(kind: str, seed: int, target: Any = None, is_open: bool = True, **options: Any) -> None:
+    """Compile one network for all sizes, or for one, and run it."""
     network, sizes = KINDS[kind].draw(seed), KINDS[kind].SIZES
     model = network.model()
-    given_options = quiet()
-    if kind == "quantized":  # optimised, it leaves roundings out
-        given_options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), given_options)
-    compiled = tvm_ext.compile(model, dynamic=network.dynamic, **options)
+    session = session_of(kind, model)
+    if not is_open:
+        sizes = (sizes[seed % len(sizes)],)
     feeds = [network.feeds(size, seed) for size in sizes]
+    shapes = {name: array.shape for name, array in feeds[0].items()}
+    extents: dict[str, Any] = {"dynamic": network.dynamic} if is_open else {"input_shapes": shapes}
+    compiled = tvm_ext.compile(model, target, **extents, **options)
     expected = [session.run(None, given) for given in feeds]
     with ThreadPoolExecutor(2) as pool:
         found: list[list[Any]] = [

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from tvm_ext.layout.convolution_plan import ConvolutionPlan
 from tvm_ext.layout.integer_plan import plan_open_integer_convolution
 from tvm_ext.layout.lanes import ZERO
 from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator
@@ -90,7 +91,19 @@ def convolve_open(rewriter: BlockedLayoutMutator, call: relax.Call, what: Intege
         open_convolution_int8, [data, relax.const(packed.reshape(*packed.shape[:-2], -1))], "conv2d_int8",
         rewriter.pattern(source.stored), pack=form.pack, groups=what.groups, **steps,
     )  # fmt: skip
-    return Blocked(total, channels[1], 4, ZERO)
+    return Blocked(raised(rewriter, total, what.weight, plan, form.offset), channels[1], 4, ZERO)
+
+
+def raised(
+    rewriter: BlockedLayoutMutator, total: relax.Var, weight: np.ndarray, plan: ConvolutionPlan, offset: int
+) -> relax.Var:
+    """Add to the sums of a convolution, of weights OIHW, what they lack where activations were lowered by an offset."""
+    if not offset:
+        return total
+    missing = np.zeros(plan.chunks * plan.block_out, np.int32)
+    missing[: len(weight)] = offset * weight.astype(np.int32).sum(axis=(1, 2, 3))
+    operand = relax.const(missing.reshape(1, plan.chunks, 1, 1, plan.block_out))
+    return rewriter.builder_.emit(relax.op.add(total, operand))
 
 
 def look_through_borders(

@@ -13,7 +13,7 @@ from tvm_ext.layout.convolution_plan import ConvolutionShape
 from tvm_ext.layout.integer_plan import plan_integer_convolution
 from tvm_ext.layout.lanes import ZERO, Lanes
 from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator, Rule, is_better_turned, turn_geometry
-from tvm_ext.layout.relax.open_quantized import IntegerConvolution, convolve_open, look_through_borders
+from tvm_ext.layout.relax.open_quantized import IntegerConvolution, convolve_open, look_through_borders, raised
 from tvm_ext.layout.verify import verify_plan
 from tvm_ext.relax_utils import OUT_ELEMENTWISE, constant, open_shape, scalar, static_shape
 from tvm_ext.schedules.compute.layout import turn
@@ -105,14 +105,8 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
         conv2d_int8, [source.var, relax.const(packed)], "conv2d_int8", OUT_ELEMENTWISE, groups=groups,
         computed_width=plan.computed, offset=form.offset, **geometry,
     )  # fmt: skip
-    if not form.offset:
-        return Blocked(total, out_channels, 4, ZERO, turned)  # integers times weights of zero
-    # Each product was lowered by the offset times the weight.
-    lost = form.offset * weight.astype(np.int32).sum(axis=(1, 2, 3))
-    missing = np.zeros(plan.chunks * plan.block_out, np.int32)
-    missing[:out_channels] = lost
-    operand = relax.const(missing.reshape(1, plan.chunks, 1, 1, plan.block_out))
-    return Blocked(rewriter.builder_.emit(relax.op.add(total, operand)), out_channels, 4, ZERO, turned)
+    # Of integers times weights of zero nothing is left in lanes without a channel.
+    return Blocked(raised(rewriter, total, weight, plan, form.offset), out_channels, 4, ZERO, turned)
 
 
 def _is_empty(shape: Sequence[Any]) -> bool:
