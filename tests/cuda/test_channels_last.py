@@ -183,3 +183,16 @@ def test_what_tvm_cannot_turn_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
     assert not turned(mod).same_as(mod)
     monkeypatch.setattr("tvm_ext.backends.cuda.channels_last._candidates", fails)
     assert turned(mod)["main"].script() == mod["main"].script()
+
+
+def test_operators_of_several_results_stand_beside_convolutions() -> None:
+    weight = relax.const(np.random.default_rng(0).standard_normal((64, 64, 3, 3)).astype("float16"))
+
+    def build(bb: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        convolved = bb.emit(op.nn.conv2d(x, weight, padding=1, out_dtype="float32"))
+        largest = bb.emit(op.topk(convolved, k=3, axis=1))
+        return bb.emit(op.add(relax.TupleGetItem(largest, 0), op.astype(relax.TupleGetItem(largest, 1), "float32")))
+
+    mod = graph(build, [((1, 64, 28, 28), "float16")])
+    x = np.random.default_rng(1).standard_normal((1, 64, 28, 28)).astype("float16")
+    assert run(turned(mod), x).shape == (1, 3, 28, 28)

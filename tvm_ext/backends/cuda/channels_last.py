@@ -74,7 +74,7 @@ def _selected(mod: tvm.IRModule, machine: GpuMachine) -> list[relax.Call]:
     found: list[relax.Call] = []
 
     def transposed(expr: Any) -> float:
-        return _transpose_seconds(static_shape(expr), str(expr.ty.dtype), machine)
+        return sum(_transpose_seconds(static_shape(ty), str(ty.dtype), machine) for ty in _tensors(expr.ty))
 
     def seconds(call: relax.Call, order: str) -> float | None:
         products = _products(call, machine, order == LAST)
@@ -125,6 +125,13 @@ def _by_warpgroups(product: Product, machine: GpuMachine) -> float:
     neighbours = min(product.row_vector[1], product.column_vector[1])
     tile = warpgroup_tile(product, machine) if machine.has_warpgroups and neighbours >= FEWEST_NEIGHBOURS else None
     return float("inf") if tile is None else warpgroup_seconds(product, tile, machine)
+
+
+def _tensors(ty: Any) -> list[relax.TensorType]:
+    """List the tensors of a type: none of a shape, several of the largest elements and their places."""
+    if isinstance(ty, relax.TupleType):
+        return [tensor for field in ty.fields for tensor in _tensors(field)]
+    return [ty] if isinstance(ty, relax.TensorType) else []
 
 
 def _transpose_seconds(shape: Sequence[int] | None, dtype: str, machine: GpuMachine) -> float:
