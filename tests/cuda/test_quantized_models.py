@@ -12,6 +12,7 @@ import tvm_ext
 from scripts.cuda.emulate import compare
 from scripts.cuda.kernels import kernels_of
 from tests.cuda.whole_model import EmulatedModel
+from tests.frontend.onnx.text import graph
 from tests.zoo.quantized import quantized
 from tvm_ext.backends.cuda.host_part import host_fault
 from tvm_ext.compiler import lower
@@ -110,3 +111,17 @@ def test_what_is_no_number_becomes_the_smallest_integer(dtype: str) -> None:
     limits = np.iinfo(dtype)
     bounded = np.clip(np.round(x / scale) + 3, limits.min, limits.max)
     np.testing.assert_array_equal(model(x)[0], np.where(np.isnan(x), limits.min, bounded).astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_threads_wait_for_each_other_over_open_windows(dtype: str) -> None:
+    text = f"g ({dtype}[n,4,h,w] x) => (float[n,4,p,q] y) "
+    text += "{ z = MaxPool<kernel_shape = [3, 2], strides = [2, 1]>(x) y = DequantizeLinear(z, scale, zero) }"
+    model = graph(text, scale=np.array(0.5, "float32"), zero=np.array(3, dtype))
+    emulated = EmulatedModel(import_model(model, dynamic="*").mod)
+    for shape in ((2, 4, 9, 7), (1, 4, 3, 2), (3, 4, 33, 17)):
+        limits = np.iinfo(dtype)
+        x = np.random.default_rng(0).integers(limits.min, limits.max + 1, shape).astype(dtype)
+        windows = np.lib.stride_tricks.sliding_window_view(x, (3, 2), (2, 3))[:, :, ::2].max((4, 5))
+        np.testing.assert_array_equal(emulated(x)[0], (windows.astype("float32") - 3) * 0.5)
+    assert not emulated.faults

@@ -18,7 +18,7 @@ from tvm import s_tir, tirx
 from tvm.ir.prim import expr as prim
 from tvm.s_tir.schedule import SBlockRV
 
-from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
+from tvm_ext.schedules.kernel.blocks import is_spatial, top_blocks
 from tvm_ext.schedules.rule import new_schedule
 
 WIDE = {"int8": "int32", "uint8": "int32", "int16": "int32", "uint16": "int32", "bfloat16": "float32"}
@@ -63,7 +63,7 @@ def with_wide_reductions(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _is_narrow(schedule: tvm.s_tir.Schedule, block: SBlockRV) -> bool:
     """Whether a block reduces to one buffer of a narrow type by a sum or an extreme."""
     found = schedule.get(block)
-    if is_spatial(schedule, block) or not static_extents(schedule, block) or len(found.writes) != 1:
+    if is_spatial(schedule, block) or len(found.writes) != 1:
         return False
     store = found.body
     return (
