@@ -48,7 +48,7 @@ def test_scales(scale: float, zero_point: int, dtype: str, fraction: int) -> Non
     assert list(fractions.values()) == [fraction]
     text = mod["main"].script()
     assert "quantize" not in text
-    assert ("relu" in text) == (zero_point in (-128, 0) and (dtype, zero_point) != ("int8", 0))
+    assert ("clip" in text) == (zero_point in (-128, 0) and (dtype, zero_point) != ("int8", 0))
 
 
 @settings(max_examples=40, deadline=None)
@@ -59,6 +59,37 @@ def test_the_range_fits_int8(scale: float, zero_point: int) -> None:
     largest = np.float32(scale) * max((128 + zero_point) * 127 / 128, 127 - zero_point)
     assert largest * 2.0**fraction <= 127.5
     assert largest * 2.0 ** (fraction + 1) > 127.5
+
+
+def test_what_a_quantisation_without_negative_values_clips() -> None:
+    """Tools leave out a ReLU6, too, where the quantisation ends where it would."""
+    mod, _ = remove_quantization(quantised(0.002, 0, "uint8"))
+    executable = tvm.compile(mod, STOCK)
+    x = np.array([-3, 0.2, 0.7, 4], np.float32)
+    found = relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
+    np.testing.assert_allclose(found, np.clip(np.tanh(x), 0, 0.51) + np.array([0.5, -1, 1.5, -2]), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("bound", "expected"), [(None, (0, 5.1)), ((-1.0, 2.0), (0, 2)), ((1.0, 6.0), (1, 5.1))])
+def test_one_clip_is_left(bound: tuple[float, float] | None, expected: tuple[float, float]) -> None:
+    """Of a ReLU or a clip, the quantisation of its result, and that of a maximum of it: a layer takes in one."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 3, 4, 4), "float32"))
+    arguments = relax.const(np.float32(0.02)), relax.const(0, "uint8")
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            value = builder.emit(relax.op.tanh(x))
+            value = builder.emit(relax.op.nn.relu(value) if bound is None else relax.op.clip(value, *bound))
+            for _ in range(2):
+                integers = builder.emit(relax.op.quantize(value, *arguments, axis=0, out_dtype="uint8"))
+                floats = builder.emit(relax.op.dequantize(integers, *arguments, axis=0))
+                value = builder.emit(relax.op.nn.max_pool2d(floats, (2, 2)))
+            output = builder.emit_output(value)
+        builder.emit_func_output(output)
+    values = [binding.value for binding in remove_quantization(builder.get())[0]["main"].body.blocks[0].bindings]
+    names = [value.op.name.rpartition(".")[2] for value in values if isinstance(value, relax.Call)]
+    assert names == ["tanh", "clip", "max_pool2d", "max_pool2d"]
+    np.testing.assert_allclose([float(item.value) for item in values[1].args[1:]], expected, rtol=1e-6)
 
 
 def test_values_are_those_of_the_model() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import floor, log2
+from math import floor, inf, log2
+from typing import Any
 
 import numpy as np
 import tvm
@@ -36,12 +37,18 @@ class _ConstantDequantizer(PyExprMutator):
         return super().visit_dataflow_var_(op) if value is None else value
 
 
+_KEEP_RANGE = frozenset(
+    ["relax.nn.max_pool2d", "relax.nn.avg_pool2d", "relax.mean", "relax.reshape", "relax.flatten", "relax.permute_dims"]
+)
+"""Operators whose results lie between the smallest and the largest value of their operand, or are 0."""
+
+
 @mutator
 class _QuantizationRemover(PyExprMutator):
     """Rewrites ``dequantize(quantize(x))`` to ``x``.
 
-    A quantisation that has no negative values is a ReLU as well: tools leave the ReLU itself out then. Where values
-    are larger than the quantisation has room for, they are not clipped.
+    A quantisation that has no negative values is a ReLU or a ReLU6 as well: tools leave these out then. Any other
+    does not clip the values that it has no room for.
 
     Attributes
     ----------
@@ -54,6 +61,7 @@ class _QuantizationRemover(PyExprMutator):
         super().__init__(mod)
         self.fractions: dict[relax.Var, int] = {}
         self.originals: dict[relax.Var, relax.Expr] = {}
+        self._largest: dict[relax.Var, float] = {}
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Rewrite one binding."""
@@ -72,12 +80,35 @@ class _QuantizationRemover(PyExprMutator):
 
     def _quantized(self, value: relax.Expr, low: float, high: float) -> relax.Expr:
         if low >= 0:
-            value = self.builder_.emit(relax.op.nn.relu(value))
+            value = self._bounded(value, high)
         elif not isinstance(value, relax.Var):
             value = self.builder_.emit(value)
         largest = max(-low * 127 / 128, high)
-        self.fractions[value] = floor(log2(127.5 / largest)) if largest else 7
+        self.fractions.setdefault(value, floor(log2(127.5 / largest)) if largest else 7)
         return value
+
+    def _bounded(self, value: relax.Expr, high: float) -> relax.Expr:
+        """Clip to 0 and ``high``, together with a bound that is there; not what is within already."""
+        source = self._binding(value)
+        at = value
+        while _operator(source) in _KEEP_RANGE:
+            at = source.args[0]
+            source = self._binding(at)
+        if self._largest.get(at, inf) <= high:
+            return value
+        source, low = self._binding(value), 0.0
+        if _operator(source) == "relax.nn.relu":
+            value = source.args[0]
+        elif _operator(source) == "relax.clip":
+            bounds = [float(bound.value) for bound in source.args[1:3]]
+            if bounds[0] <= high and bounds[1] >= 0:
+                value, low, high = source.args[0], max(low, bounds[0]), min(high, bounds[1])
+        result = self.builder_.emit(relax.op.clip(value, low, high))
+        self._largest[result] = high
+        return result
+
+    def _binding(self, value: relax.Expr) -> Any:
+        return self.builder_.lookup_binding(value) if isinstance(value, relax.Var) else value
 
 
 def _limits(call: relax.Call) -> tuple[float, float] | None:
