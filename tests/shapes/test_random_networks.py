@@ -28,12 +28,12 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 )
 
 
-def compare(kind: str, want: np.ndarray, have: np.ndarray, where: str) -> None:
+def compare(kind: str, want: np.ndarray, have: np.ndarray, where: str, tolerance: float = 1e-3) -> None:
     """Compare results; of a quantised network, few may be off by a step, and what follows from it."""
     assert (want.shape, want.dtype) == (have.shape, have.dtype), where
     if kind != "quantized":
         scale = max(1.0, float(np.abs(want).max(initial=0)))
-        np.testing.assert_allclose(have, want, rtol=1e-3, atol=1e-4 * scale, err_msg=where)
+        np.testing.assert_allclose(have, want, rtol=tolerance, atol=tolerance / 10 * scale, err_msg=where)
         return
     wanted, found = want.astype("float64"), have.astype("float64")
     assert np.isfinite(found).all(), where
