@@ -94,7 +94,8 @@ define linkonce_odr void @{STEP}() alwaysinline {{
     **{name: _opaque(name, f"i{dtype.removeprefix('int')}") for dtype, name in OPAQUE.items()},
     SDOT: _dot(SDOT, "sdot"),
     SUDOT: _dot(SUDOT, "sudot"),
-    **{of_lanes(BFLOAT16, lanes): _bfloat16(lanes) for lanes in (1, 2, 4, 8, 16, 32)},
+    # Loops over the channels of a block become vectors of as many lanes, 12 of them too.
+    **{of_lanes(BFLOAT16, lanes): _bfloat16(lanes) for lanes in range(1, 33)},
     **{of_lanes(BFLOAT16_DOT, lanes): _bfloat16_dot(lanes) for lanes in (4, 8, 16)},
 }
 """Text of each function by its name."""

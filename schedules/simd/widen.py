@@ -10,7 +10,7 @@ import tvm
 from tvm import tirx
 from tvm.ir.prim import expr as prim
 
-from tvm_ext.schedules.simd.imported import LANEWISE, imported, of_lanes
+from tvm_ext.schedules.simd.imported import DEFINITIONS, LANEWISE, imported, of_lanes
 from tvm_ext.schedules.simd.lanes import Lanes, holds_load
 from tvm_ext.schedules.simd.scratch import Scratch
 from tvm_ext.schedules.simd.stream import stream
@@ -305,6 +305,8 @@ class Widener(Lanes):
             return tvm.ir.Call(call.op, args, call.attrs, call.ty_args, ret_ty=call.ty)
         if imported(call) in LANEWISE:
             name = of_lanes(imported(call), lanes)
+            if name not in DEFINITIONS:
+                raise NotVectorizable(f"{imported(call)} of {lanes} lanes")
             return tirx.call_pure_extern(wide_type(element_type(call), lanes), name, *args[1:])
         if name not in _LANEWISE or (name in _SINGLE_PRECISION_ONLY and element_type(call) == "float64"):
             raise NotVectorizable(f"call of {name}")

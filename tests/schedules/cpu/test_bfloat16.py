@@ -8,9 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
+from onnx import helper, numpy_helper
 from tvm import te
 from tvm.tirx import PrimFunc
 
+import tvm_ext
 from tests.cpu import needs_avx512_bf16
 from tests.schedules.cpu.test_intrinsics import in_memory
 from tvm_ext.backends.cpu.target import native_target
@@ -54,13 +56,14 @@ def test_pairs(extent: int, axis: int) -> None:
 
 
 @needs_avx512_bf16
+@pytest.mark.parametrize("lanes", [12, 16])
 @pytest.mark.parametrize("extent", [1, 2, 3, 7, 16, 17, 31, 33, 64, 127])
-def test_rounding_in_vectors(extent: int) -> None:
+def test_rounding_in_vectors(extent: int, lanes: int) -> None:
     source = te.placeholder((extent,), "float32", name="source")
     result = te.compute((extent,), lambda i: rounded(source[i]), name="result")
     schedule = tvm.s_tir.Schedule(te.create_prim_func([source, result]))
     (loop,) = schedule.get_loops(schedule.get_sblock("result"))
-    mark_simd(schedule, loop, 16)
+    mark_simd(schedule, loop, lanes)
     with native_target():
         mod = vector_code()(schedule.mod)
     assert extent == 1 or SIMD_ATTRIBUTE not in mod.script()
@@ -97,3 +100,21 @@ def test_sums_of_products(lanes: int) -> None:
         wide: Any = [operand.view(ml_dtypes.bfloat16).astype("float32") for operand in (a, b)]
         with np.errstate(invalid="ignore"):
             np.testing.assert_allclose(expected, c + (wide[0] * wide[1]).sum(-1), rtol=0, atol=1e-6)
+
+
+@needs_avx512_bf16
+@pytest.mark.parametrize("channels", [9, 12])
+def test_blocks_of_twelve_channels(channels: int) -> None:
+    """What is rounded is a vector of as many lanes as a block has channels."""
+    rng = np.random.default_rng(channels)
+    weight = rng.standard_normal((16, channels, 1, 1)).astype("float32")
+    node = helper.make_node("Conv", ["x", "weight"], ["y"])
+    image, result = (
+        helper.make_tensor_value_info(name, 1, [1, count, 7, 9]) for name, count in (("x", channels), ("y", 16))
+    )
+    graph = helper.make_graph([node], "convolution", [image], [result], [numpy_helper.from_array(weight, "weight")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    x = rng.standard_normal((1, channels, 7, 9)).astype("float32")
+    found = tvm_ext.compile(model, precision="bfloat16").run({"x": x})["y"]
+    operands = (operand.astype(ml_dtypes.bfloat16).astype("float32") for operand in (weight[:, :, 0, 0], x[0]))
+    np.testing.assert_allclose(found[0], np.einsum("oc,chw->ohw", *operands), rtol=1e-5, atol=1e-5)
