@@ -36,6 +36,7 @@ def test_what_is_not_named_is_small_and_what_is_computed_follows() -> None:
         ({"m": 3}, [], "no open dimension 'm'; it has n, t"),
         ({"n": 9}, [], r"n = 9 is not in the range of that dimension, 2\.\.8"),
         ({"t": 0}, [], r"t = 0 is not in the range of that dimension, 1\.\.$"),
+        ({"t": 2**40}, [], r"t = 1099511627776 is not in the range of that dimension, 1\.\.2147483647$"),
         ({"n": 3}, ["n % 2 == 0"], "n=3.* does not fulfil n % 2 == 0"),
     ],
 )

@@ -56,7 +56,8 @@ def all_extents(size: Mapping[str, int], specs: Sequence[TensorSpec], conditions
             has = f"it has {', '.join(least)}" if least else "all its extents are fixed"
             raise OptionError(f"option size: the model has no open dimension {name!r}; {has}")
         if not isinstance(extent, int) or not least[name] <= extent <= most[name]:
-            until = "" if most[name] == LARGEST else most[name]
+            is_above = isinstance(extent, int) and extent > LARGEST
+            until = "" if most[name] == LARGEST and not is_above else most[name]
             raise OptionError(
                 f"option size: {name} = {extent!r} is not in the range of that dimension, {least[name]}..{until}"
             )

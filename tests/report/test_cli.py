@@ -58,6 +58,7 @@ def test_a_page_and_json(model, capsys):
     ("arguments", "code", "message"),
     [
         (["missing.onnx"], 3, "missing.onnx"),
+        ([".."], 3, ".. is a folder, not an ONNX model"),
         (["net.onnx", "-o", "no/folder/page.html"], 7, "there is no folder"),
         (["net.onnx", "-o", "."], 7, "it is a folder; give a file name"),
         (["net.onnx", "--target", "no-such-target"], 6, "no-such-target"),

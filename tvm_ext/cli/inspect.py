@@ -66,7 +66,7 @@ def command(
     if output is None and not as_json:
         output = Path(f"{model.stem}.html")
     if output is not None:
-        check_output(output, [model])
+        check_output(output, [] if model.is_dir() else [model])  # a folder is no model, which is said below
         _check_destination(output)
     renew_calibration(target, quiet=as_json)
     with step_display(quiet=as_json) as report:
