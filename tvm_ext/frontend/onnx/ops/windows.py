@@ -318,7 +318,7 @@ class Slice(Converter):
         bounds = [[getattr(kept[axis], name) for axis in sliced] for name in ("start", "stop", "step")]
         # Bounds that TVM clips give a kernel's open extents other expressions than the operator's.
         is_open = any(not hasattr(dims[axis], "value") for axis in sliced)
-        part = slice_by_extents(bb, x, *bounds[:2], sliced, bounds[2]) if is_open else None
+        part = slice_by_extents(bb, x, bounds[0], bounds[1], sliced, bounds[2]) if is_open else None
         result = bb.emit(relax.op.strided_slice(x, sliced, *bounds) if part is None else part)
         for axis in flipped:
             result = bb.emit(relax.op.flip(result, axis))
