@@ -11,14 +11,17 @@ import numpy as np
 import tvm
 
 from tvm_ext.artifact.device_errors import unfit_cpu
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.bench.contender import Contender, choose_contenders
 from tvm_ext.bench.course import Course, Progress
+from tvm_ext.bench.full_speed import FullSpeed, together
 from tvm_ext.bench.result import BenchResult
 from tvm_ext.bench.subject import open_subject
 from tvm_ext.errors import OptionError, TargetError
 from tvm_ext.relax_utils import plain
-from tvm_ext.system.threads import physical_cores
+from tvm_ext.system.threads import physical_cores, use_all_cores
+from tvm_ext.system.threads import threads as pool_threads
 from tvm_ext.target import resolve_target
 from tvm_ext.tuners.measure.measurer import device_of
 
@@ -103,11 +106,20 @@ def compare(
         seed=seed,
     ) as subject:
         contenders = choose_contenders(engines, subject.kind, options, device)
-        with Course(subject, target_text, threads or physical_cores(), timeout, progress, device) as course:
+        count = threads or physical_cores()
+        with Course(subject, target_text, count, timeout, progress, device, _full_speed(count, device)) as course:
             course.start(contenders)
             course.prepare(noise)
             course.go_round(repeats, budget)
             return course.result(load_average)
+
+
+def _full_speed(threads: int, device: str) -> FullSpeed | None:
+    """Make what tells when several processors are slow together, where this process has a pool of so many threads."""
+    if device != "cpu" or threads < 2 or threads != pool_threads():
+        return None
+    use_all_cores()
+    return FullSpeed(together(native_target(), threads))
 
 
 def _check_options(threads: int | None, repeats: int, budget: float, timeout: float) -> None:

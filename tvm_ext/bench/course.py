@@ -13,6 +13,7 @@ import numpy as np
 
 from tvm_ext.bench.busyness import BusynessMeter
 from tvm_ext.bench.contender import Contender
+from tvm_ext.bench.full_speed import FullSpeed
 from tvm_ext.bench.peers import ENGINES
 from tvm_ext.bench.plan import ROUNDS, TurnPlan, plan_turns, turn_order
 from tvm_ext.bench.process import EngineFailure, WorkerProcess
@@ -25,6 +26,12 @@ Progress = Callable[[str, int, int], None]
 """Called with what is done now, the steps done, and the steps there are."""
 
 START_TIMEOUT = 120.0
+
+MOST_TRIES = 3
+"""How often a turn is taken at most, where processors are not at their full speed before it or behind it."""
+
+LONG_TURN = 1.0
+"""Seconds from which a turn is taken once: it sees the processors in every state."""
 
 # Whose outputs the others are compared with: what the format itself is defined by, or nearest to it.
 REFERENCES: dict[ModelKind, str] = {"onnx": "onnxruntime", "pt2": "torch"}
@@ -95,6 +102,8 @@ class Course:
         Seconds an engine may take for one request.
     progress : callable, optional
         Called before each step.
+    speed : FullSpeed, optional
+        Tells when processors are slow together; turns are repeated then.
     """
 
     def __init__(
@@ -105,8 +114,11 @@ class Course:
         timeout: float,
         progress: Progress | None,
         device: str = "cpu",
+        speed: FullSpeed | None = None,
     ) -> None:
         self._device = device
+        self._speed = speed
+        self._turns, self._slow_turns, self._kept_slow = 0, 0, 0
         self._subject = subject
         self._threads = threads
         self._timeout = timeout
@@ -233,8 +245,18 @@ class Course:
             "warm_seconds": lane.plan.warm_seconds,
             "runs": lane.plan.runs[round_number],
         }
-        if answer := lane.ask(request, "running", self._timeout):
-            lane.seconds += answer["seconds"]
+        repeats = self._speed is not None and lane.run_seconds * lane.plan.runs[round_number] < LONG_TURN
+        for _ in range(MOST_TRIES if repeats else 1):
+            full = self._speed is None or self._speed.wait()
+            answer = lane.ask(request, "running", self._timeout)
+            if answer is None:
+                return
+            full = full and (self._speed is None or self._speed.is_full())
+            self._turns, self._slow_turns = self._turns + 1, self._slow_turns + (not full)
+            if full or self._speed is None or not self._speed.patience:
+                break
+        self._kept_slow += not full
+        lane.seconds += answer["seconds"]
 
     def _step(self, text: str) -> None:
         if self._progress is not None:
@@ -273,6 +295,12 @@ class Course:
             remarks += [f"{label}: {note}" for note in lane.facts.get("notes", [])]
             if lane.plan is not None and lane.plan.shortened and lane.seconds:
                 remarks.append(f"{label}: only {len(lane.seconds)} runs, since one takes {lane.run_seconds:.1f} s")
+        if self._speed is not None and self._slow_turns:
+            remarks.append(
+                f"in {self._slow_turns} of {self._turns} turns the processors together were below their full speed "
+                f"(down to {self._speed.lowest:.2f} of it), as on a busy machine, or in a virtual one whose processors "
+                f"share a core at times; such turns were repeated, and {self._kept_slow} that count are among them"
+            )
         if self._reference is not None and self._reference.error is not None:
             label = self._reference.contender.label
             remarks.append(f"no errors are given, since the reference {label} failed: {self._reference.error}")

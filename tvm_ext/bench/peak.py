@@ -36,12 +36,14 @@ class MultiplyAdds:
         This machine's CPU.
     threads : int
         Threads that work at once: one, or as many as the process's pool has.
+    tiles : int, optional
+        How many register tiles to choose the fastest of; all by default, and one where only ratios matter.
     """
 
-    def __init__(self, target: tvm.target.Target, threads: int) -> None:
+    def __init__(self, target: tvm.target.Target, threads: int, tiles: int | None = None) -> None:
         machine = machine_of(target)
-        tiles = TILES[32 if machine.vector_registers >= 32 else 16]
-        products = [_Product(target, tile, machine, threads) for tile in tiles]
+        shapes = TILES[32 if machine.vector_registers >= 32 else 16][:tiles]
+        products = [_Product(target, shape, machine, threads) for shape in shapes]
         rates = [0.0] * len(products)
         for _ in range(3):
             rates = [max(rate, product.rate(0.02, perf_counter)) for rate, product in zip(rates, products, strict=True)]
