@@ -72,13 +72,14 @@ PHASES: tuple[Phase, ...] = (
     Phase(
         "schedule",
         "tuned schedules from a MetaSchedule database (work_dir option, or the current one), then schedule rules; "
-        "quotients and remainders of indices that run backwards, which TVM gets wrong, are written forwards",
+        "quotients of indices that TVM's affine analysis gets wrong are written forwards, or hidden from it",
         (
             "tvm_ext/database",
             "schedules/rule.py",
             "schedules/kernel",
             "schedules/cpu",
             "tvm_ext/passes/forward_indices.py",
+            "tvm_ext/passes/hidden_quotients.py",
         ),
     ),
     Phase(

@@ -20,6 +20,7 @@ from tvm_ext.database.tuned_schedules import TUNED_SCHEDULES
 from tvm_ext.errors import OptionError, OutputError
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.forward_indices import forward_indices
+from tvm_ext.passes.hidden_quotients import hidden_quotients
 from tvm_ext.passes.unscheduled import warn_of_unscheduled
 from tvm_ext.phases import PHASES, Phase
 from tvm_ext.system.compile_lock import one_compilation
@@ -56,7 +57,7 @@ def phase_passes(target: tvm.target.Target, options: PipelineOptions) -> list[tu
     for number, phase in enumerate(enabled):
         passes = list(backend.passes(phase.name, target, options))
         if phase.name == ("lower" if "schedule" in options.disable else "schedule"):
-            passes.append(forward_indices())  # before buffers are flattened
+            passes += [forward_indices(), hidden_quotients()]  # before buffers are flattened
         if any(one.info.name == TUNED_SCHEDULES for one in passes):
             passes.insert(0, named_network())  # marks in the database are of networks
         if options.dump_dir is not None:

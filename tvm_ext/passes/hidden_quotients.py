@@ -1,0 +1,271 @@
+"""Hides quotients of indices from TVM's affine analysis, where that takes them for something else.
+
+before: ``a[(i % 2 + 1) // 2]``, of which the analysis makes ``a[(i + 1) % 2 // 2]``
+after:  ``a[truncdiv(i % 2 + 1, 2)]``, which it does not look into
+
+The analysis simplifies places when buffers are flattened. It is right about the indices of most kernels, which get
+short and whose vectors lie together by it; so places whose indices divide sums of iterators and numbers are computed
+both ways, and stay as they are where that agrees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Expr, Range, Var
+from tvm.ir.expr import TensorLoad
+from tvm.s_tir import SBlockRealize
+from tvm.sym import Analyzer, iter_map_simplify
+from tvm.tirx import IntImm
+
+from tvm_ext.relax_utils import substitute
+from tvm_ext.schedules.simd.vector import operation
+
+POINTS = 2048
+"""Points at which places are compared; all there are where these are fewer."""
+
+SIZES = (1, 2, 3, 7, 16, 33)
+"""Values of variables that only a run knows."""
+
+_OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
+    tirx.Add: np.add,
+    tirx.Sub: np.subtract,
+    tirx.Mul: np.multiply,
+    tirx.FloorDiv: np.floor_divide,
+    tirx.FloorMod: np.mod,
+    tirx.Min: np.minimum,
+    tirx.Max: np.maximum,
+    tirx.LT: np.less,
+    tirx.LE: np.less_equal,
+    tirx.GT: np.greater,
+    tirx.GE: np.greater_equal,
+    tirx.EQ: np.equal,
+    tirx.NE: np.not_equal,
+    tirx.And: np.logical_and,
+    tirx.Or: np.logical_or,
+}
+
+
+def hidden_quotients() -> tvm.transform.Pass:
+    """Make the pass, for kernels before their buffers are flattened."""
+
+    @tirx.transform.prim_func_pass(opt_level=0, name="tvm_ext.HiddenQuotients")
+    def _rewrite(func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tirx.PrimFunc:
+        scope = _Scope()
+
+        def loop(node: Any, mutator: Any) -> Any:
+            if isinstance(node.extent, IntImm) and int(node.extent) == 1:
+                scope.values[node.loop_var] = scope.in_loops(node.min)  # such loops go before buffers are flattened
+            else:
+                scope.extents[node.loop_var] = (node.min, node.extent)
+            return mutator.default_mutate(node)
+
+        def block(node: Any, mutator: Any) -> Any:
+            for variable, value in zip(node.block.iter_vars, node.iter_values, strict=True):
+                scope.values[variable.var] = scope.in_loops(value)
+            with scope.where(node.predicate):
+                return mutator.default_mutate(node)
+
+        def branch(node: Any, mutator: Any) -> Any:
+            with scope.where(node.condition):
+                then = mutator.mutate(node.then_case)
+            other = None if node.else_case is None else mutator.mutate(node.else_case)
+            return tirx.IfThenElse(mutator.mutate(node.condition), then, other)
+
+        def choice(node: Any, mutator: Any) -> Any:
+            if operation(node) != "if_then_else":
+                return mutator.default_mutate(node)
+            condition, yes, no = node.args
+            with scope.where(condition):
+                yes = mutator.mutate(yes)
+            return tirx.if_then_else(mutator.mutate(condition), yes, mutator.mutate(no))
+
+        def store(node: Any, mutator: Any) -> Any:
+            node = mutator.default_mutate(node)
+            indices = scope.safe(node.buffer, node.indices)
+            return node if indices is None else tirx.BufferStore(node.buffer, node.value, indices)
+
+        def load(node: Any, mutator: Any) -> Any:
+            node = mutator.default_mutate(node)
+            indices = scope.safe(node.source, node.indices)
+            return node if indices is None else tirx.BufferLoad(node.source, indices)
+
+        return tvm_ffi.structural_mutate(
+            func,
+            [
+                (tirx.For, loop),
+                (SBlockRealize, block),
+                (tirx.IfThenElse, branch),
+                (tvm.ir.Call, choice),
+                (TensorLoad, load),
+                (tirx.BufferStore, store),
+            ],
+        )
+
+    return _rewrite
+
+
+@dataclass
+class _Scope:
+    """What is known of variables: extents of loops, what variables of blocks are in loops, and what holds of both."""
+
+    extents: dict[Var, tuple[Expr, Expr]] = field(default_factory=dict)
+    values: dict[Var, Expr] = field(default_factory=dict)
+    conditions: list[Expr] = field(default_factory=list)
+
+    @contextmanager
+    def where(self, condition: Expr) -> Iterator[None]:
+        """Take a condition for true: that of a block, or of a branch."""
+        if isinstance(condition, IntImm):  # of a block that has none
+            yield
+            return
+        self.conditions.append(self.in_loops(condition))
+        yield
+        self.conditions.pop()
+
+    def in_loops(self, expr: Expr) -> Expr:
+        """Write an expression by variables of loops."""
+        return substitute(expr, self.values)
+
+    def safe(self, buffer: Any, indices: Sequence[Expr]) -> list[Expr] | None:
+        """Give indices of an element that the analysis gets right; None where it does anyway."""
+        if not any(map(self.is_suspicious, indices)) or self.is_right(buffer, indices):
+            return None
+        return [self.hidden(index) for index in indices]
+
+    def is_suspicious(self, index: Expr) -> bool:
+        """Whether an index divides a sum with a number, or with something that is taken away."""
+        found = False
+
+        def look(node: Any) -> None:
+            nonlocal found
+            found = found or self._has_offset(node.a)
+
+        tvm_ffi.structural_walk(index, [(tirx.FloorDiv, look), (tirx.FloorMod, look)])
+        return found
+
+    def _has_offset(self, expr: Expr) -> bool:
+        if isinstance(expr, tirx.Sub):
+            return True
+        if isinstance(expr, tirx.Add):
+            return any(self._is_fixed(part) or self._has_offset(part) for part in (expr.a, expr.b))
+        if isinstance(expr, tirx.Mul):
+            return any(
+                (isinstance(part, IntImm) and int(part) < 0) or self._has_offset(part) for part in (expr.a, expr.b)
+            )
+        return False
+
+    def _is_fixed(self, expr: Expr) -> bool:
+        return not any(variable in self.extents or variable in self.values for variable in _variables(expr))
+
+    def is_right(self, buffer: Any, indices: Sequence[Expr]) -> bool:
+        """Whether the analysis gives the place of an element that the indices say."""
+        place: Any = IntImm("int64", 0)
+        for index, extent in zip(indices, buffer.shape, strict=True):
+            place = place * extent + index
+        place = self.in_loops(place)
+        ranges = {
+            variable: Range.from_min_extent(*self.extents[variable])
+            for variable in _variables(place)
+            if variable in self.extents
+        }
+        analyzer = Analyzer()
+        for variable, span in ranges.items():
+            analyzer.bind(variable, span)
+        holds = reduce(tirx.And, self.conditions) if self.conditions else True
+        forms = (place, analyzer.simplify(place))
+        simplified = [iter_map_simplify([form], ranges, condition)[0] for form in forms for condition in (True, holds)]
+        for points in self._points(place):
+            wanted = _evaluated(place, points)
+            there = [_evaluated(condition, points) for condition in self.conditions]
+            inside = np.all(np.broadcast_arrays(True, *(one for one in there if one is not None)), axis=0)
+            for form in simplified:
+                found = _evaluated(form, points)
+                if wanted is not None and found is not None and np.any((wanted != found) & inside):
+                    return False
+        return True
+
+    def hidden(self, index: Expr) -> Expr:
+        """Divide by operators that the analysis does not know; what is divided is made positive for them."""
+        analyzer = Analyzer()
+        for variable, span in self.extents.items():
+            analyzer.bind(variable, Range.from_min_extent(*span))
+
+        def quotient(node: Any, mutator: Any) -> Any:
+            node = mutator.default_mutate(node)
+            turns = self._turns(node, analyzer)
+            if turns is None:
+                return node
+            return tirx.truncdiv(node.a + turns * node.b, node.b) - turns
+
+        def remainder(node: Any, mutator: Any) -> Any:
+            node = mutator.default_mutate(node)
+            turns = self._turns(node, analyzer)
+            return node if turns is None else tirx.truncmod(node.a + turns * node.b, node.b)
+
+        return tvm_ffi.structural_mutate(index, [(tirx.FloorDiv, quotient), (tirx.FloorMod, remainder)])
+
+    def _turns(self, node: Any, analyzer: Analyzer) -> Any:
+        """Count how often a divisor is to be added to a dividend for it to be positive; None if that is not known."""
+        least = analyzer.const_int_bound(self.in_loops(node.a)).min_value
+        if least >= 0:
+            return tirx.const(0, node.b.ty.dtype)
+        if not isinstance(node.b, IntImm) or int(node.b) < 1 or least < -(2**31):
+            return None
+        return tirx.const(-(least // int(node.b)), node.b.ty.dtype)
+
+    def _points(self, expr: Expr) -> Iterator[dict[Var, Any]]:
+        """Give values of the variables of an expression, array by array."""
+        variables = _variables(expr)
+        loops = [variable for variable in variables if variable in self.extents]
+        sizes = list({*variables, *_variables(*(part for loop in loops for part in self.extents[loop]))} - {*loops})
+        generator = np.random.default_rng(0)
+        for size in SIZES if sizes else (1,):
+            points: dict[Var, Any] = {variable: generator.permutation(SIZES)[0] for variable in sizes}
+            if sizes:
+                points[sizes[0]] = size
+            spans = [[_evaluated(part, points) for part in self.extents[loop]] for loop in loops]
+            if any(least is None or extent is None or extent < 1 for least, extent in spans):
+                continue
+            extents = [int(extent) for _, extent in spans]
+            count = min(POINTS, int(np.prod(extents, dtype="float64")))
+            if count < POINTS:
+                chosen = np.unravel_index(np.arange(count), extents) if extents else ()
+            else:
+                chosen = tuple(generator.integers(0, extent, count) for extent in extents)
+            yield points | {
+                loop: np.asarray(values) + int(least)
+                for loop, values, (least, _) in zip(loops, chosen, spans, strict=True)
+            }
+
+
+def _variables(*exprs: Expr) -> list[Var]:
+    found: dict[Var, None] = {}
+    for expr in exprs:
+        tvm_ffi.structural_walk(expr, [(Var, lambda variable: found.setdefault(variable))])
+    return list(found)
+
+
+def _evaluated(expr: Any, points: Mapping[Var, Any]) -> Any:
+    """Compute an expression of integers; None if it is made of anything else."""
+    if isinstance(expr, IntImm):
+        return int(expr)
+    if isinstance(expr, Var):
+        return points.get(expr)
+    if isinstance(expr, tirx.Cast):
+        return _evaluated(expr.value, points)
+    operation = _OPERATIONS.get(type(expr))
+    if operation is None:
+        return None
+    left, right = _evaluated(expr.a, points), _evaluated(expr.b, points)
+    if left is None or right is None or (operation in (np.floor_divide, np.mod) and not np.all(right)):
+        return None
+    return operation(left, right)
