@@ -245,15 +245,16 @@ class Course:
             "warm_seconds": lane.plan.warm_seconds,
             "runs": lane.plan.runs[round_number],
         }
-        repeats = self._speed is not None and lane.run_seconds * lane.plan.runs[round_number] < LONG_TURN
-        for _ in range(MOST_TRIES if repeats else 1):
-            full = self._speed is None or self._speed.wait()
+        speed = self._speed
+        tries = MOST_TRIES if speed and lane.run_seconds * lane.plan.runs[round_number] < LONG_TURN else 1
+        while True:
+            full = speed is None or speed.wait()
             answer = lane.ask(request, "running", self._timeout)
             if answer is None:
                 return
-            full = full and (self._speed is None or self._speed.is_full())
-            self._turns, self._slow_turns = self._turns + 1, self._slow_turns + (not full)
-            if full or self._speed is None or not self._speed.patience:
+            full = full and (speed is None or speed.is_full())
+            self._turns, self._slow_turns, tries = self._turns + 1, self._slow_turns + (not full), tries - 1
+            if full or not tries or (speed is not None and not speed.patience):
                 break
         self._kept_slow += not full
         lane.seconds += answer["seconds"]
