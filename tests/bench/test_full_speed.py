@@ -40,7 +40,6 @@ def test_full_is_what_was_reached_at_best() -> None:
     looks = speed([0.6, 0.7, 0.61, 0.55, 0.69])
     assert [looks.is_full() for _ in range(5)] == [True, True, True, False, True]
     assert looks.best == 0.7
-    assert looks.lowest == pytest.approx(0.55 / 0.7)
 
 
 def test_it_waits_until_processors_are_apart() -> None:
@@ -56,11 +55,19 @@ def test_patience_ends() -> None:
     waits = [looks.wait() for _ in range(round(PATIENCE / WAIT) + 2)]
     assert not any(waits)
     assert looks.patience == 0
+    assert looks.lowest == 0.5
+
+
+def test_threads_of_an_engine_come_to_rest() -> None:
+    looks = speed([1.0, 0.1, 0.2, 1.0])
+    assert looks.is_full()
+    assert looks.was_full()
+    assert (looks.lowest, looks.patience) == (1.0, PATIENCE)
 
 
 @pytest.mark.parametrize(("shares", "patience", "turns", "kept"), [
-    ([1.0, 1.0, 1.0, 0.5, 1.0], PATIENCE, ROUNDS + 1, 0),
-    ([1.0, 1.0, 1.0, 0.5, 1.0], 0.0, ROUNDS, 1),
+    ([1.0, 1.0, 1.0, *[0.5] * 5, 1.0], PATIENCE, ROUNDS + 1, 0),
+    ([1.0, 1.0, 1.0, *[0.5] * 5, 1.0], 0.0, ROUNDS, 1),
     ([1.0, 0.5], PATIENCE, None, ROUNDS),
 ])  # fmt: skip
 def test_slow_turns_are_repeated(

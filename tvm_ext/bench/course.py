@@ -252,7 +252,7 @@ class Course:
             answer = lane.ask(request, "running", self._timeout)
             if answer is None:
                 return
-            full = full and (speed is None or speed.is_full())
+            full = full and (speed is None or speed.was_full())
             self._turns, self._slow_turns, tries = self._turns + 1, self._slow_turns + (not full), tries - 1
             if full or not tries or (speed is not None and not speed.patience):
                 break

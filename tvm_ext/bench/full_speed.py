@@ -26,6 +26,9 @@ PAUSE, PATIENCE = 0.05, 5.0
 WAIT = 0.5
 """Seconds of one wait."""
 
+REST = 0.2
+"""Seconds in which threads of an engine, which spin for a while when there is no more work, have come to rest."""
+
 
 def together(target: tvm.target.Target, threads: int) -> Callable[[], float]:
     """Make what measures which share of ``threads`` times one thread's speed all of them reach.
@@ -56,7 +59,7 @@ class FullSpeed:
     best : float
         The largest share seen. It is below 1 where processors lower their clocks together.
     lowest : float
-        The smallest share of the best that was seen.
+        The smallest share of the best that a wait ended with.
     patience : float
         Seconds that are left to wait for it.
     sleep : callable
@@ -68,20 +71,32 @@ class FullSpeed:
     lowest: float = 1.0
     patience: float = PATIENCE
     sleep: Callable[[float], None] = time.sleep
+    _last: float = 0.0
 
     def is_full(self) -> bool:
         """Look once."""
-        share = self.share()
-        self.best = max(self.best, share)
-        self.lowest = min(self.lowest, share / self.best)
-        return share >= LEAST * self.best
+        self._last = self.share()
+        self.best = max(self.best, self._last)
+        return self._last >= LEAST * self.best
 
     def wait(self) -> bool:
         """Wait until it is, for :data:`WAIT` and as long as there is patience; gives whether it is."""
         until = max(0.0, self.patience - WAIT)
         while not self.is_full():
             if self.patience <= until:
-                return False
+                return self._slow()
             self.sleep(PAUSE)
             self.patience = max(0.0, round(self.patience - PAUSE, 3))
         return True
+
+    def was_full(self) -> bool:
+        """Whether it is behind a turn, once the engine's threads rest."""
+        for _ in range(round(REST / PAUSE)):
+            if self.is_full():
+                return True
+            self.sleep(PAUSE)
+        return self.is_full() or self._slow()
+
+    def _slow(self) -> bool:
+        self.lowest = min(self.lowest, self._last / self.best)
+        return False
