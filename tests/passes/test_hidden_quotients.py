@@ -80,6 +80,21 @@ def test_some_are_wrong_without() -> None:
     assert wrong  # else the pass is for an analysis of the past
 
 
+def test_variables_of_blocks_may_begin_anywhere() -> None:
+    @T.prim_func(private=True, s_tir=True)
+    def func(a: T.Buffer((2,), "int64"), b: T.Buffer((8,), "int64")) -> None:
+        for i in range(T.int64(4)):
+            with T.sblock("b"):
+                v = T.axis.spatial(T.int64(8), i + T.int64(3))
+                b[v] = a[v // T.int64(2) % T.int64(2)]
+
+    mod = hidden_quotients()(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))
+    assert "truncmod" in mod.script()
+    table, found = np.arange(2) + 5, tvm.runtime.tensor(np.zeros(8, "int64"))
+    tvm.compile(mod, target="llvm")["main"](tvm.runtime.tensor(table), found)
+    np.testing.assert_array_equal(found.numpy()[3:7], table[np.arange(3, 7) // 2 % 2])
+
+
 @pytest.mark.parametrize(
     "index",
     [

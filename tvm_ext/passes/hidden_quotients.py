@@ -149,7 +149,8 @@ class _Scope:
             nonlocal found
             found = found or self._has_offset(node.a)
 
-        tvm_ffi.structural_walk(index, [(tirx.FloorDiv, look), (tirx.FloorMod, look)])
+        if _divides(index):
+            tvm_ffi.structural_walk(self.in_loops(index), [(tirx.FloorDiv, look), (tirx.FloorMod, look)])
         return found
 
     def _has_offset(self, expr: Expr) -> bool:
@@ -164,6 +165,8 @@ class _Scope:
         return False
 
     def _is_fixed(self, expr: Expr) -> bool:
+        if isinstance(expr, IntImm):
+            return int(expr) != 0
         return not any(variable in self.extents or variable in self.values for variable in _variables(expr))
 
     def is_right(self, buffer: Any, indices: Sequence[Expr]) -> bool:
@@ -226,7 +229,8 @@ class _Scope:
         """Give values of the variables of an expression, array by array."""
         variables = _variables(expr)
         loops = [variable for variable in variables if variable in self.extents]
-        sizes = list({*variables, *_variables(*(part for loop in loops for part in self.extents[loop]))} - {*loops})
+        parts = (part for loop in loops for part in self.extents[loop])
+        sizes = [variable for variable in _variables(expr, *parts) if variable not in self.extents]
         generator = np.random.default_rng(0)
         for size in SIZES if sizes else (1,):
             points: dict[Var, Any] = {variable: generator.permutation(SIZES)[0] for variable in sizes}
@@ -245,6 +249,12 @@ class _Scope:
                 loop: np.asarray(values) + int(least)
                 for loop, values, (least, _) in zip(loops, chosen, spans, strict=True)
             }
+
+
+def _divides(expr: Expr) -> bool:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(expr, [(tirx.FloorDiv, found.append), (tirx.FloorMod, found.append)])
+    return bool(found)
 
 
 def _variables(*exprs: Expr) -> list[Var]:
