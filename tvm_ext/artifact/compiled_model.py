@@ -87,10 +87,7 @@ class CompiledModel:
 
     @property
     def executable(self) -> Any:
-        """What ``tvm.compile`` returned (``tvm.runtime.Executable``), or what ``model.so`` holds (``Module``).
-
-        A virtual machine of one's own runs it in as many threads as :meth:`run` does, in the thread that asks for it.
-        """
+        """What ``tvm.compile`` returned or ``model.so`` holds; its virtual machines run in as many threads as :meth:`run`."""
         if self._is_on_cpu:
             use_all_cores()
         return self._executable
@@ -122,7 +119,6 @@ class CompiledModel:
         """
         with self._lock:
             if self._own is None:
-                use_all_cores()
                 self._own = self._new_machine()
             return self._own
 
@@ -245,7 +241,7 @@ class CompiledModel:
     def _new_machine(self) -> relax.VirtualMachine:
         self._check_device()
         try:
-            machine = relax.VirtualMachine(self._executable, self.device)
+            machine = relax.VirtualMachine(self.executable, self.device)
             if self._instrument is not None:
                 machine.set_instrument(self._instrument)
             return machine
