@@ -87,7 +87,7 @@ class CompiledModel:
 
     @property
     def executable(self) -> Any:
-        """What ``tvm.compile`` returned or ``model.so`` holds; its virtual machines run in as many threads as :meth:`run`."""
+        """What was compiled, or what ``model.so`` holds; virtual machines of it have the threads of :meth:`run`."""
         if self._is_on_cpu:
             use_all_cores()
         return self._executable
