@@ -6,12 +6,20 @@ after:  ``y[i] = part[(i - begin) / step] if i is in the slice else x[i]``
 TVM makes a mask, places and a table look-up of the first, in which a part that is smaller than the tensor is read past
 its end, and says in a warning for each look-up of the mode "fast", the default of ``relax.op.take``, that it may crash.
 What such a look-up reads is bounded later (:mod:`tvm_ext.passes.bounded_indices`).
+
+before: ``y = scatter_elements(x, index, updates, axis)``, ``index`` with fewer elements than ``x`` along other axes
+after:  ``y = reshape(scatter_elements(reshape(x, -1), places in it, reshape(updates, -1)), shape of x)``
+
+TVM counts the rows before the axis, and the elements behind it, by the extents of the index, and writes to others where
+these are several axes of which an inner one is shorter than the tensor's.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import tvm
+import tvm_ffi
 from tvm import relax, te, tirx, topi
 
 
@@ -57,4 +65,38 @@ def legalize_take(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return builder.call_te(take, data, places, primfunc_name_hint="take")
 
 
-INDEXING_LEGALIZATIONS = {"relax.slice_scatter": legalize_slice_scatter, "relax.take": legalize_take}
+def legalize_scatter_elements(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Lower ``scatter_elements`` to a call of TVM's kernel; a rule for ``relax.transform.LegalizeOps``."""
+    by_tvm = tvm.ir.Op.get("relax.scatter_elements").get_attr("FLegalize")
+    data, index, updates = call.args
+    shape, extents = list(data.ty.shape), list(index.ty.shape)
+    axis = int(call.attrs.axis) % max(len(shape), 1)
+    inner = (at for at in range(1, len(shape)) if at not in (axis, axis + 1))
+    if all(tvm_ffi.structural_equal(shape[at], extents[at]) for at in inner):
+        return by_tvm(builder, call)
+
+    def places(data: te.Tensor, index: te.Tensor) -> te.Tensor:
+        def element(*where: Any) -> Any:
+            along = tirx.Cast("int64", index(*where))
+            along += tirx.if_then_else(along < 0, data.shape[axis], 0)
+            found = tirx.const(0, "int64")
+            for extent, place in zip(data.shape, (*where[:axis], along, *where[axis + 1 :]), strict=True):
+                found = found * extent + place
+            return found
+
+        return te.compute(index.shape, element, "places")
+
+    def flat(value: relax.Expr) -> relax.Expr:
+        return builder.emit(relax.op.reshape(value, [-1]))
+
+    index = builder.emit(builder.call_te(places, data, index, primfunc_name_hint="places"))
+    flat_call = relax.op.scatter_elements(flat(data), flat(index), flat(updates), 0, call.attrs.reduction)
+    written = builder.emit(by_tvm(builder, builder.normalize(flat_call)))
+    return relax.op.reshape(written, shape)
+
+
+INDEXING_LEGALIZATIONS = {
+    "relax.scatter_elements": legalize_scatter_elements,
+    "relax.slice_scatter": legalize_slice_scatter,
+    "relax.take": legalize_take,
+}

@@ -11,6 +11,16 @@ from tests.frontend.onnx.ops.attribute_cases.case import Draw
 
 def collect(draw: Draw) -> None:
     """Add the cases of these operators."""
+    for axis, red in enumerate(("add", "max", "none", "mul")):  # fewer elements than the tensor along all axes
+        index = np.arange(16).reshape(2, 2, 2, 2) % (2 if axis == 3 else 3) - 1
+        if red == "none":
+            index = index * 0 + np.array([[-1], [0]])
+        draw.case(
+            "ScatterElements",
+            {"X": draw.normal(3, 4, 3, 5), "i": index, "u": draw.normal(2, 2, 2, 2)},
+            {"axis": axis, "reduction": red},
+            opset=18,
+        )
     for red in ("none", "add", "mul", "max", "min"):
         draw.case(
             "ScatterElements",
