@@ -163,8 +163,8 @@ def _strip_seconds(extents: WinogradExtents, strip: int, parts: int, machine: Ma
     if rounds > 1:
         steps += (rounds - 1) * _steps_seconds(extents, tiles, chunks, parts, _filters_met(machine))
     between = _strip_bytes(extents, strip, parts, machine)
-    if between > machine.l2:
-        steps += rounds * 2 * NOT_HIDDEN * between / machine.l3_bandwidth
+    farther = min(between, 2 * max(0, between - machine.l2))  # a little more than fits stays there for the most part
+    steps += rounds * 2 * NOT_HIDDEN * farther / machine.l3_bandwidth
     return steps + machine.fork_seconds
 
 
