@@ -107,8 +107,8 @@ class PipelineOptions:
     precision : str
         Type of the operands of products and convolutions, which add up in float32, at an error that comes from rounding
         the operands. ``float16``, ``bfloat16`` and ``tf32`` (float32 with 10 bits of mantissa) use the tensor cores of
-        a GPU, ``bfloat16`` the instructions of a CPU that has AVX512-BF16, for constant weights; in ``float16`` values
-        beyond 65504 become infinite. By default ``float32``.
+        a GPU, ``bfloat16`` the instructions of a CPU that has AVX512-BF16, for constant weights and in attention; in
+        ``float16`` values beyond 65504 become infinite. By default ``float32``.
     cuda_graphs : bool
         Whether the kernels of a model with known extents are captured as CUDA graphs at the first run and launched
         together from then on. Off by default: it keeps the memory of what is captured.

@@ -9,11 +9,14 @@ from tvm import te, tirx, topi
 from tvm.ir import Expr
 
 from tvm_ext.schedules.annotations import BATCH_AXES_ATTRIBUTE, KERNEL_ATTRIBUTE, OUT_AXES_ATTRIBUTE, TILE_ATTRIBUTE
+from tvm_ext.schedules.compute.bfloat16 import BITS, PAIR, rounded
 from tvm_ext.schedules.compute.matmul import (
+    Access,
     MatmulShape,
     columns_of,
     flatten,
     multiply,
+    multiply_pairs,
     round_up,
     rows_of,
     store,
@@ -50,6 +53,7 @@ def attention(
     tile: Sequence[int],
     lanes: int,
     copy_rows: bool,
+    rounds: bool = False,
 ) -> te.Tensor:
     """Compute ``softmax(steps(query key)) value``.
 
@@ -67,6 +71,9 @@ def attention(
         Rows of a tile, chunks of scores side by side, chunks of results side by side.
     out_axes, lanes, copy_rows
         See :func:`tvm_ext.schedules.compute.matmul.matmul`; the rows are those of the query.
+    rounds : bool
+        Whether the operands of both products, of float32, are rounded to bfloat16 and multiplied in pairs; the sums and
+        the softmax stay in float32.
 
     Returns
     -------
@@ -78,12 +85,14 @@ def attention(
     tile_rows, score_chunks, value_chunks = map(int, tile)
     out_axes = [int(axis) for axis in out_axes]
     rows, columns = round_up(first.rows, tile_rows), first.columns
-    product = multiply(
-        rows_of(query, first, axes[0], rows, copy_rows),
-        columns_of(key, first, axes[1], round_up(-(-columns // lanes), score_chunks), lanes),
-        (first.batch, rows, round_up(-(-columns // lanes), score_chunks), lanes),
-        first.reduction,
+    chunks = round_up(-(-columns // lanes), score_chunks)
+    product = _product(
+        rows_of(query, first, axes[0], rows, copy_rows or rounds, PAIR if rounds else 1),
+        columns_of(key, first, axes[1], chunks, lanes, rounds),
+        (first.batch, rows, chunks, lanes),
+        first,
         {KERNEL_ATTRIBUTE: "scores"},
+        rounds,
     )
     scores = te.compute(
         first.out,
@@ -118,20 +127,47 @@ def attention(
     n = te.reduce_axis((0, columns), "n")
     total = te.compute((first.batch, rows), lambda b, m: te.sum(weights[b, m, n], n), name="total")
     chunks = round_up(-(-second.columns // lanes), value_chunks)
-    result = multiply(
-        lambda b, m, k: weights[b, m, k],
-        columns_of(value, second, axes[2], chunks, lanes),
+    factors = _pair_weights(weights) if rounds else weights
+    result = _product(
+        lambda b, m, k: factors[b, m, k],
+        columns_of(value, second, axes[2], chunks, lanes, rounds),
         (second.batch, rows, chunks, lanes),
-        columns,
+        second,
         {
             KERNEL_ATTRIBUTE: "attention",
             OUT_AXES_ATTRIBUTE: out_axes,
             BATCH_AXES_ATTRIBUTE: second.batch_axes,
             TILE_ATTRIBUTE: [tile_rows, score_chunks, value_chunks],
         },
+        rounds,
     )
 
     return store(second, out_axes, lambda b, m, n: result[b, m, n // lanes, n % lanes] / total[b, m])
+
+
+def _product(
+    left: Access,
+    right: Access,
+    extents: Sequence[int],
+    shape: MatmulShape,
+    attributes: dict[str, object],
+    rounds: bool,
+) -> te.Tensor:
+    if rounds:
+        return multiply_pairs(left, right, extents, shape, attributes)
+    return multiply(left, right, extents, shape.reduction, attributes)
+
+
+def _pair_weights(weights: te.Tensor) -> te.Tensor:
+    """Round what the values are weighted with to bfloat16, rows filled up with zeros to whole pairs."""
+    batch, rows, columns = (int(extent) for extent in weights.shape)
+
+    def element(b: tirx.Var, m: tirx.Var, n: tirx.Var) -> Expr:
+        bits = rounded(weights[b, m, n])
+        return bits if columns % PAIR == 0 else tirx.if_then_else(n < columns, bits, tirx.const(0, BITS))
+
+    shape = batch, rows, round_up(columns, PAIR)
+    return te.compute(shape, element, name="pair_weights", attrs={KERNEL_ATTRIBUTE: "pair_weights"})
 
 
 def _argument(argument: object, scores: te.Tensor, others: Sequence[te.Tensor], dtype: str) -> object:

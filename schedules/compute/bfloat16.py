@@ -20,6 +20,9 @@ from tvm_ext.schedules.simd.imported import BFLOAT16
 BITS = "uint16"
 """Type that the bits are kept in."""
 
+WORDS = "uint32"
+"""Type of the words in which operands that a kernel computes keep their pairs: of 32 bits, as vectors of float32 have."""
+
 PAIR = 2
 """Products that one instruction adds to a sum."""
 
@@ -32,6 +35,17 @@ def rounded(value: Expr) -> Expr:
 def widened(bits: Expr) -> Expr:
     """Give the float32 number of the bits of a bfloat16."""
     return tirx.reinterpret("float32", tirx.shift_left(tirx.Cast("uint32", bits), tirx.const(16, "uint32")))
+
+
+def word(low: Expr, high: Expr) -> Expr:
+    """Give two float32 numbers, rounded as :func:`rounded` does, as the halves of a word of 32 bits."""
+    first, second = (tirx.Cast(WORDS, rounded(value)) for value in (low, high))
+    return tirx.bitwise_or(first, tirx.shift_left(second, tirx.const(16, WORDS)))
+
+
+def half(pair: Expr, place: Expr) -> Expr:
+    """Give the bits of the first (``place`` 0) or second half of a word."""
+    return tirx.Cast(BITS, tirx.shift_right(pair, tirx.Cast(WORDS, place * 16)))
 
 
 def rounded_tensor(data: te.Tensor) -> te.Tensor:

@@ -16,7 +16,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvm_ext.schedules.annotations import BATCH_AXES_ATTRIBUTE, KERNEL_ATTRIBUTE, OUT_AXES_ATTRIBUTE, TILE_ATTRIBUTE
-from tvm_ext.schedules.compute.bfloat16 import BITS, PAIR, rounded, widened
+from tvm_ext.schedules.compute.bfloat16 import BITS, PAIR, WORDS, half, rounded, widened, word
 
 Access = Callable[..., Expr]
 """From an index to the element there."""
@@ -231,8 +231,14 @@ def rows_of(
     return te.compute((shape.batch, rows, reduction), element, name="pack_rows", attrs={KERNEL_ATTRIBUTE: "pack_rows"})
 
 
-def columns_of(weight: te.Tensor, shape: MatmulShape, axes: Sequence[int], chunks: int, lanes: int) -> Access:
-    """Make the access ``(b, p, k, j) -> element`` of the right operand."""
+def columns_of(
+    weight: te.Tensor, shape: MatmulShape, axes: Sequence[int], chunks: int, lanes: int, paired: bool = False
+) -> Access:
+    """Make the access ``(b, p, k, j) -> element`` of the right operand.
+
+    With ``paired`` an operand that is packed here is rounded to bfloat16 in pairs, accessed by
+    ``(b, p, k // 2, j, k % 2)``.
+    """
     batch_shape = shape.weight[:-2]
 
     def batch_index(batch: Expr) -> list[Expr]:
@@ -254,7 +260,23 @@ def columns_of(weight: te.Tensor, shape: MatmulShape, axes: Sequence[int], chunk
         name="pack_columns",
         attrs={KERNEL_ATTRIBUTE: "pack_columns"},
     )
-    return lambda b, p, k, j: packed(flatten(batch_index(b), batch_shape), p, k, j)
+    if not paired:
+        return lambda b, p, k, j: packed(flatten(batch_index(b), batch_shape), p, k, j)
+
+    def second(b: tirx.Var, p: tirx.Var, pair: tirx.Var, j: tirx.Var) -> Expr:
+        place = pair * PAIR + 1
+        if shape.reduction % PAIR == 0:
+            return packed[b, p, place, j]
+        return tirx.if_then_else(place < shape.reduction, packed[b, p, place, j], tirx.const(0, packed.dtype))
+
+    words = te.compute(
+        (prod(batch_shape), chunks, round_up(shape.reduction, PAIR) // PAIR, lanes),
+        lambda b, p, pair, j: word(packed[b, p, pair * PAIR, j], second(b, p, pair, j)),
+        name="pair_columns",
+        attrs={KERNEL_ATTRIBUTE: "pair_columns"},
+    )
+    assert str(words.dtype) == WORDS
+    return lambda b, p, pair, j, place: half(words(flatten(batch_index(b), batch_shape), p, pair, j), place)
 
 
 def _out_index(shape: MatmulShape, batch: Expr, row: Expr) -> list[Expr]:

@@ -7,6 +7,7 @@ complete before its softmax is taken, as the rows of a tile fit the cache of a C
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import tvm
 from tvm import s_tir
@@ -15,7 +16,9 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE, TILE_ATTRIBUTE
+from tvm_ext.schedules.compute.bfloat16 import PAIR
 from tvm_ext.schedules.compute.matmul import MatmulShape
+from tvm_ext.schedules.cpu.intrinsics import bfloat16_intrinsic
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.matmul import DIRECT_ROWS, MOST_VECTORS, accumulate_in_registers, copy_at, tile_cost
 from tvm_ext.schedules.cpu.product import order_axes
@@ -47,11 +50,15 @@ class AttentionTile:
     value_vectors: int
 
 
-def attention_tile(scores: MatmulShape, values: MatmulShape, lanes: int, machine: Machine) -> AttentionTile | None:
+def attention_tile(
+    scores: MatmulShape, values: MatmulShape, lanes: int, machine: Machine, rounds: bool = False
+) -> AttentionTile | None:
     """Choose the tiles of both products together; None where one kernel is no good.
 
     That is for so few rows that packing keys and values would not pay, and for rows of scores that outgrow the cache.
+    With ``rounds`` the products are of bfloat16, in pairs.
     """
+    steps = PAIR if rounds else 1
     best, best_cost = None, float("inf")
     score_chunks, value_chunks = -(-scores.columns // lanes), -(-values.columns // lanes)
     for rows in range(1, min(LONGEST_TILE, scores.rows) + 1):
@@ -59,7 +66,7 @@ def attention_tile(scores: MatmulShape, values: MatmulShape, lanes: int, machine
             break
         first, second = (
             min(
-                (tile_cost(shape.rows, chunks, shape.reduction, (rows, vectors), machine), vectors)
+                (tile_cost(shape.rows, chunks, -(-shape.reduction // steps), (rows, vectors), machine), vectors)
                 for vectors in range(1, min(chunks, MOST_VECTORS) + 1)
             )
             for shape, chunks in ((scores, score_chunks), (values, value_chunks))
@@ -109,7 +116,8 @@ def _schedule(schedule: Schedule, machine: Machine) -> None:
         schedule.get_sblock(name) for name in ("logits", "largest", "weights", "total", "store")
     )
     tile_rows, score_vectors, value_vectors = (int(item) for item in schedule.get(product).annotations[TILE_ATTRIBUTE])
-    batch_extent, rows, _, lanes, depth = loop_extents(schedule, scores)
+    batch_extent, rows, _, lanes, *reduction = loop_extents(schedule, scores)
+    depth = prod(reduction)
     columns = loop_extents(schedule, weights)[-1]
     flops = 4 * batch_extent * rows * columns * max(depth, loop_extents(schedule, store)[-1])
     is_parallel = machine.divides(flops)
@@ -128,7 +136,10 @@ def _schedule(schedule: Schedule, machine: Machine) -> None:
     _vectors(schedule, lane, lanes, whole_vectors)
     for loop in (row, vector):
         schedule.unroll(loop)
-    accumulate_in_registers(schedule, product, column_tile, keeps_apart=machine.pairs_loads)
+    dotted = [accumulate_in_registers(schedule, product, column_tile, keeps_apart=machine.pairs_loads)]
+    paired = annotated_block(schedule, "pair_weights")
+    if paired is not None:
+        copy_at(schedule, paired, row_tile, lanes)
     for block in (total, weights, largest, logits):
         schedule.compute_at(block, row_tile, preserve_unit_loops=True)
     for block in (total, weights, largest):
@@ -141,14 +152,16 @@ def _schedule(schedule: Schedule, machine: Machine) -> None:
     _vectors(schedule, lane, lanes, columns % lanes == 0)
     for loop in (row, vector):
         schedule.unroll(loop)
-    accumulate_in_registers(schedule, scores, score_tile, keeps_apart=machine.pairs_loads)
-    for copy in copies:
+    dotted.append(accumulate_in_registers(schedule, scores, score_tile, keeps_apart=machine.pairs_loads))
+    for copy in reversed(copies):  # what reads a copy is placed before it
         is_rows = schedule.get(copy).annotations[KERNEL_ATTRIBUTE] == "pack_rows"
         copy_at(schedule, copy, row_tile if is_rows else part, lanes)
+    for loop in filter(None, dotted):  # last: what becomes opaque by it must still be seen before
+        schedule.tensorize(loop, bfloat16_intrinsic(lanes, words=True))
 
 
 def _copies(schedule: Schedule, block: SBlockRV) -> bool:
-    return schedule.get(block).annotations.get(KERNEL_ATTRIBUTE) in ("pack_rows", "pack_columns")
+    return schedule.get(block).annotations.get(KERNEL_ATTRIBUTE) in ("pack_rows", "pack_columns", "pair_columns")
 
 
 def _vectors(schedule: Schedule, lane: s_tir.schedule.LoopRV, lanes: int, whole: bool) -> None:

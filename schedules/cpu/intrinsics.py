@@ -14,7 +14,7 @@ import tvm
 from tvm.s_tir import TensorIntrin
 from tvm.tirx import PrimFunc
 
-from tvm_ext.schedules.compute.bfloat16 import BITS, PAIR, widened
+from tvm_ext.schedules.compute.bfloat16 import BITS, PAIR, WORDS, half, widened
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.simd.imported import BFLOAT16_DOT, SDOT, SUDOT, of_lanes
 
@@ -191,7 +191,7 @@ def _dot_product(form: DotProduct, lanes: int) -> tuple[PrimFunc, PrimFunc]:
     )
 
 
-def bfloat16_intrinsic(lanes: int) -> str:
+def bfloat16_intrinsic(lanes: int, words: bool = False) -> str:
     """Register the tensor intrinsic of products of bfloat16, unless it is there, and return its name.
 
     Its meaning: ``C[i] += sum over k of A[k] * B[i, k]`` in float32, ``A`` and ``B`` as bits; the processor takes
@@ -201,22 +201,61 @@ def bfloat16_intrinsic(lanes: int) -> str:
     ----------
     lanes : int
         4, 8 or 16 float32 sums.
+    words : bool
+        Whether a pair of ``B`` is a word of 32 bits, as of operands that a kernel computes.
     """
-    name = f"tvm_ext.dot.bfloat16.{lanes}"
+    name = f"tvm_ext.dot.bfloat16.{lanes}{'.words' if words else ''}"
     if TensorIntrin.get(name, allow_missing=True) is None:
-        TensorIntrin.register(name, *_bfloat16(lanes))
+        TensorIntrin.register(name, *(_bfloat16_words(lanes) if words else _bfloat16(lanes)))
     return name
 
 
 def _bfloat16(lanes: int) -> tuple[PrimFunc, PrimFunc]:
+    types = BITS, BITS, "float32"
+    accumulate = partial(_dot_pairs, lanes)
+    return _description(types, lanes, PAIR, widened), _implementation(types, lanes, PAIR, accumulate)
+
+
+def _dot_pairs(lanes: int, total: tvm.ir.Expr, together: tvm.ir.Expr, weights: tvm.ir.Expr) -> tvm.ir.Expr:
+    """Add the products of a pair of bfloat16 with a vector of pairs, whose bits ``weights`` holds, to sums."""
     from tvm.script import tirx as T
 
-    def accumulate(total: tvm.ir.Expr, together: tvm.ir.Expr, weights_vector: tvm.ir.Expr) -> tvm.ir.Expr:
-        pair = T.Broadcast(T.reinterpret("int32", together), lanes)
-        return T.call_pure_extern(f"float32x{lanes}", of_lanes(BFLOAT16_DOT, lanes), total, pair, weights_vector)
+    pair = T.Broadcast(T.reinterpret("int32", together), lanes)
+    return T.call_pure_extern(f"float32x{lanes}", of_lanes(BFLOAT16_DOT, lanes), total, pair, weights)
 
-    types = BITS, BITS, "float32"
-    return _description(types, lanes, PAIR, widened), _implementation(types, lanes, PAIR, accumulate)
+
+def _bfloat16_words(lanes: int) -> tuple[PrimFunc, PrimFunc]:
+    from tvm.script import tirx as T
+
+    halves = f"{BITS}x{lanes * PAIR}"
+
+    @T.prim_func(private=True, s_tir=True)
+    def description(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (PAIR,), BITS, offset_factor=1)
+        B = T.match_buffer(b, (lanes,), WORDS, offset_factor=1)
+        C = T.match_buffer(c, (lanes,), "float32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(C[0:lanes], A[0:PAIR], B[0:lanes])
+            T.writes(C[0:lanes])
+            for i in T.serial(lanes):
+                for k in T.serial(PAIR):
+                    with T.sblock("multiply_add"):
+                        vi, vk = T.axis.remap("SR", [i, k])
+                        C[vi] = C[vi] + widened(A[vk]) * widened(half(B[vi], vk))
+
+    @T.prim_func(private=True, s_tir=True)
+    def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (PAIR,), BITS, offset_factor=1)
+        B = T.match_buffer(b, (lanes,), WORDS, offset_factor=1)
+        C = T.match_buffer(c, (lanes,), "float32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(C[0:lanes], A[0:PAIR], B[0:lanes])
+            T.writes(C[0:lanes])
+            C[T.Ramp(0, 1, lanes)] = _dot_pairs(
+                lanes, C[T.Ramp(0, 1, lanes)], A[T.Ramp(0, 1, PAIR)], T.reinterpret(halves, B[T.Ramp(0, 1, lanes)])
+            )
+
+    return description, implementation
 
 
 def depthwise_intrinsic(form: DotProduct, lanes: int) -> str:

@@ -269,7 +269,9 @@ class PackMatmulMutator(PyExprMutator):
         if (scores.batch_axes, scores.out[:-1]) != (values.batch_axes, values.out[:-1]):
             return None
         lanes = self.machine.lanes(str(query.expr.ty.dtype))
-        tile = attention_tile(scores, values, lanes, self.machine)
+        is_single = str(query.expr.ty.dtype) == "float32"
+        rounds = self.bfloat16 and is_single and scores.columns > 1 and values.columns > 1
+        tile = attention_tile(scores, values, lanes, self.machine, rounds)
         if tile is None:
             return None
         self.decisions.append(Decision.of("matmul", "attention", tile, self.words.get(var, ())))
@@ -286,6 +288,7 @@ class PackMatmulMutator(PyExprMutator):
             tile=(tile.rows, tile.score_vectors, tile.value_vectors),
             lanes=lanes,
             copy_rows=scores.rows % tile.rows != 0 or not uniform_rows(scores, query.axes),
+            rounds=rounds,
         )
 
     def _pack(self, weight: Operand, plan: ProductPlan) -> relax.Expr:
