@@ -21,7 +21,7 @@ BITS = "uint16"
 """Type that the bits are kept in."""
 
 WORDS = "uint32"
-"""Type of the words in which operands that a kernel computes keep their pairs: of 32 bits, as vectors of float32 have."""
+"""Type of a pair of an operand that a kernel computes: of 32 bits, as a lane of float32 is."""
 
 PAIR = 2
 """Products that one instruction adds to a sum."""
