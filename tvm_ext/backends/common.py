@@ -41,6 +41,7 @@ from tvm_ext.passes.indexing import INDEXING_LEGALIZATIONS
 from tvm_ext.passes.inputs_kept import foreign_kernels
 from tvm_ext.passes.keep_returned import keep_returned
 from tvm_ext.passes.limit_recomputation import limit_recomputation
+from tvm_ext.passes.matched_extents import matched_extents
 from tvm_ext.passes.named_extents import named_extents
 from tvm_ext.passes.one_form import one_form
 from tvm_ext.passes.outline_branches import outline_branches
@@ -97,6 +98,7 @@ def inference_form(
         relax.transform.DeadCodeElimination(),
         fold_constants(),
         fold_the_rest(),
+        matched_extents(),
         relax.transform.DeadCodeElimination(),
         *(arithmetic or []),
         # Rewriting takes every constant of one element for a scalar, and a denormal has become zero.
