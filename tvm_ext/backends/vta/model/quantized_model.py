@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import floor, inf, log2
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tvm
@@ -37,18 +38,22 @@ class _ConstantDequantizer(PyExprMutator):
         return super().visit_dataflow_var_(op) if value is None else value
 
 
+Range: TypeAlias = tuple[float, float]
+
+_ANYTHING: Range = (-inf, inf)
 _KEEP_RANGE = frozenset(
     ["relax.nn.max_pool2d", "relax.nn.avg_pool2d", "relax.mean", "relax.reshape", "relax.flatten", "relax.permute_dims"]
 )
 """Operators whose results lie between the smallest and the largest value of their operand, or are 0."""
+_RANGES: dict[str, Range] = {"relax.nn.relu": (0.0, inf), "relax.sigmoid": (0.0, 1.0), "relax.tanh": (-1.0, 1.0)}
 
 
 @mutator
 class _QuantizationRemover(PyExprMutator):
     """Rewrites ``dequantize(quantize(x))`` to ``x``.
 
-    A quantisation that has no negative values is a ReLU or a ReLU6 as well: tools leave these out then. Any other
-    does not clip the values that it has no room for.
+    What a quantisation has no room for it clips, and so does what is left of it: tools leave out a ReLU or a ReLU6
+    where it ends as these do, and a model may count on any other end as well.
 
     Attributes
     ----------
@@ -61,16 +66,19 @@ class _QuantizationRemover(PyExprMutator):
         super().__init__(mod)
         self.fractions: dict[relax.Var, int] = {}
         self.originals: dict[relax.Var, relax.Expr] = {}
-        self._largest: dict[relax.Var, float] = {}
+        self._clips: dict[tuple[relax.Var, float, float], relax.Var] = {}
+        self._ranges: dict[relax.Var, Range] = {}
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Rewrite one binding."""
         call, operator = binding.value, _operator(binding.value)
-        if isinstance(binding.var, relax.DataflowVar) and operator == "relax.quantize":
+        if operator == "relax.quantize":
             limits = _limits(call)
             if limits is not None:
-                self.originals[binding.var] = self._quantized(self.visit_expr(call.args[0]), *limits)
+                value = self._quantized(self.visit_expr(call.args[0]), *limits)
+                self.originals[binding.var] = value
                 # What reads the integers themselves still can; dead code otherwise.
+                binding = relax.VarBinding(binding.var, relax.Call(call.op, [value, *call.args[1:]], call.attrs))
         elif isinstance(binding.var, relax.DataflowVar) and operator == "relax.dequantize":
             source = call.args[0]
             if isinstance(source, relax.Var) and source in self.originals:
@@ -78,48 +86,69 @@ class _QuantizationRemover(PyExprMutator):
                 return
         super().visit_var_binding_(binding)
 
-    def _quantized(self, value: relax.Expr, low: float, high: float) -> relax.Expr:
-        if low >= 0:
-            value = self._bounded(value, high)
-        elif not isinstance(value, relax.Var):
-            value = self.builder_.emit(value)
+    def _quantized(self, value: relax.Expr, low: float, high: float, scale: float) -> relax.Expr:
+        value = self._bounded(value if isinstance(value, relax.Var) else self.builder_.emit(value), low, high, scale)
         largest = max(-low * 127 / 128, high)
         self.fractions.setdefault(value, floor(log2(127.5 / largest)) if largest else 7)
         return value
 
-    def _bounded(self, value: relax.Expr, high: float) -> relax.Expr:
-        """Clip to 0 and ``high``, together with a bound that is there; not what is within already."""
-        source = self._binding(value)
-        at = value
-        while _operator(source) in _KEEP_RANGE:
-            at = source.args[0]
-            source = self._binding(at)
-        if self._largest.get(at, inf) <= high:
+    def _bounded(self, value: relax.Var, low: float, high: float, scale: float) -> relax.Var:
+        """Clip to a range, together with a bound that is there; not what is within already, but for rounding."""
+        smallest, largest = self._range(value)
+        if smallest >= low - scale / 2 and largest <= high + scale / 2:
             return value
-        source, low = self._binding(value), 0.0
+        source = self._binding(value)
         if _operator(source) == "relax.nn.relu":
-            value = source.args[0]
+            value, low = source.args[0], max(low, 0.0)
         elif _operator(source) == "relax.clip":
-            bounds = [float(bound.value) for bound in source.args[1:3]]
-            if bounds[0] <= high and bounds[1] >= 0:
+            bounds = _bounds(source)
+            if bounds[0] <= high and bounds[1] >= low:
                 value, low, high = source.args[0], max(low, bounds[0]), min(high, bounds[1])
-        result = self.builder_.emit(relax.op.clip(value, low, high))
-        self._largest[result] = high
-        return result
+        known = self._clips.get((value, low, high))
+        if known is None:
+            known = self._clips[value, low, high] = self.builder_.emit(relax.op.clip(value, low, high))
+            self._ranges[known] = low, high
+        return known
+
+    def _range(self, value: Any) -> Range:
+        """Return between what the values of a variable are for certain."""
+        if not isinstance(value, relax.Var):
+            return _ANYTHING
+        if value not in self._ranges:
+            source = self._binding(value)
+            operator = _operator(source)
+            found = _RANGES.get(operator, _ANYTHING)
+            if operator == "relax.clip":
+                found = _bounds(source)
+            elif operator in _KEEP_RANGE:
+                found = _hull([self._range(source.args[0]), (0.0, 0.0)])
+            elif operator == "relax.concat":
+                found = _hull([self._range(field) for field in getattr(source.args[0], "fields", [None])])
+            self._ranges[value] = found
+        return self._ranges[value]
 
     def _binding(self, value: relax.Expr) -> Any:
         return self.builder_.lookup_binding(value) if isinstance(value, relax.Var) else value
 
 
-def _limits(call: relax.Call) -> tuple[float, float] | None:
-    """Return the smallest and the largest value that a quantisation to 8 bits with one scale has."""
+def _bounds(clip: relax.Call) -> Range:
+    low, high = (float(bound.value) for bound in clip.args[1:3])
+    return low, high
+
+
+def _hull(ranges: Sequence[Range]) -> Range:
+    return min(low for low, _ in ranges), max(high for _, high in ranges)
+
+
+def _limits(call: relax.Call) -> tuple[float, float, float] | None:
+    """Return the smallest and the largest value that a quantisation to 8 bits with one scale has, and its step."""
     scale, zero_point = scalar(call.args[1]), scalar(call.args[2])
     dtype = str(call.ty.dtype)
     if scale is None or zero_point is None or dtype not in ("int8", "uint8") or constant(call.args[0]) is not None:
         return None
     limits = np.iinfo(dtype)
     low, high = ((float(limit) - zero_point) * scale for limit in (limits.min, limits.max))
-    return (low, high) if np.isfinite([low, high]).all() else None
+    return (low, high, float(scale)) if np.isfinite([low, high]).all() else None
 
 
 def _operator(value: relax.Expr) -> str:
