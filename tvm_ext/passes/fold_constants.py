@@ -17,17 +17,15 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.passes.fold_by_kernel import kernel_call_value, kernel_value, result_bytes
-from tvm_ext.relax_utils import constant
+from tvm_ext.relax_utils import constant, static_shape
 
 LARGEST_GROWTH = 1 << 20
 """Bytes by which a folded result may exceed its operands: a broadcast is cheaper to repeat than to store."""
 
 
 def _reshape(call: relax.Call, data: np.ndarray) -> np.ndarray | None:
-    shape = call.ty.shape
-    if not isinstance(shape, relax.ShapeExpr):
-        return None
-    return data.reshape([int(extent) for extent in shape])
+    shape = static_shape(call)
+    return None if shape is None else data.reshape(shape)
 
 
 def _permute(call: relax.Call, data: np.ndarray) -> np.ndarray:

@@ -22,6 +22,9 @@ import tvm
 import tvm_ffi
 from tvm import relax, te, tirx, topi
 
+OF_TRUTH_VALUES = {"add": "max", "mul": "min", "max": "max", "min": "min"}
+"""What ways to combine several updates of one place are of truth values."""
+
 
 def legalize_slice_scatter(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """Lower ``slice_scatter`` to a call of a kernel; a rule for ``relax.transform.LegalizeOps``."""
@@ -40,9 +43,13 @@ def legalize_slice_scatter(builder: relax.BlockBuilder, call: relax.Call) -> rel
 
         return te.compute(data.shape, element, "slice_scatter")
 
-    if any(isinstance(extent, tirx.IntImm) and int(extent) == 0 for extent in part.ty.shape):
+    if _is_empty(part):
         return data
     return builder.call_te(slice_scatter, data, part, primfunc_name_hint="slice_scatter")
+
+
+def _is_empty(tensor: relax.Expr) -> bool:
+    return any(isinstance(extent, tirx.IntImm) and int(extent) == 0 for extent in tensor.ty.shape)
 
 
 def legalize_take(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -65,15 +72,38 @@ def legalize_take(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return builder.call_te(take, data, places, primfunc_name_hint="take")
 
 
-def legalize_scatter_elements(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Lower ``scatter_elements`` to a call of TVM's kernel; a rule for ``relax.transform.LegalizeOps``."""
-    by_tvm = tvm.ir.Op.get("relax.scatter_elements").get_attr("FLegalize")
+def legalize_scatter(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Lower ``scatter_elements`` or ``scatter_nd``; a rule for ``relax.transform.LegalizeOps``.
+
+    Truth values are combined as 0 and 1, for which LLVM has neither sums nor products: a sum says whether any is true.
+    """
+    if _is_empty(call.args[1]):
+        return call.args[0]
+    legalize = _scatter_elements if call.op.name == "relax.scatter_elements" else _by_tvm
+    reduction = OF_TRUTH_VALUES.get(str(call.attrs.reduction))
+    if str(call.args[0].ty.dtype) != "bool" or reduction is None:
+        return legalize(builder, call)
+    data, index, updates = call.args
+    data, updates = (builder.emit(relax.op.astype(value, "uint8")) for value in (data, updates))
+    operands = (data, index, updates)
+    if call.op.name == "relax.scatter_elements":
+        call = relax.op.scatter_elements(*operands, call.attrs.axis, reduction)
+    else:
+        call = relax.op.scatter_nd(*operands, reduction)
+    return relax.op.astype(builder.emit(legalize(builder, builder.normalize(call))), "bool")
+
+
+def _by_tvm(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return tvm.ir.Op.get(call.op.name).get_attr("FLegalize")(builder, call)
+
+
+def _scatter_elements(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     data, index, updates = call.args
     shape, extents = list(data.ty.shape), list(index.ty.shape)
     axis = int(call.attrs.axis) % max(len(shape), 1)
     inner = (at for at in range(1, len(shape)) if at not in (axis, axis + 1))
     if all(tvm_ffi.structural_equal(shape[at], extents[at]) for at in inner):
-        return by_tvm(builder, call)
+        return _by_tvm(builder, call)
 
     def places(data: te.Tensor, index: te.Tensor) -> te.Tensor:
         def element(*where: Any) -> Any:
@@ -91,12 +121,13 @@ def legalize_scatter_elements(builder: relax.BlockBuilder, call: relax.Call) -> 
 
     index = builder.emit(builder.call_te(places, data, index, primfunc_name_hint="places"))
     flat_call = relax.op.scatter_elements(flat(data), flat(index), flat(updates), 0, call.attrs.reduction)
-    written = builder.emit(by_tvm(builder, builder.normalize(flat_call)))
+    written = builder.emit(_by_tvm(builder, builder.normalize(flat_call)))
     return relax.op.reshape(written, shape)
 
 
 INDEXING_LEGALIZATIONS = {
-    "relax.scatter_elements": legalize_scatter_elements,
+    "relax.scatter_elements": legalize_scatter,
+    "relax.scatter_nd": legalize_scatter,
     "relax.slice_scatter": legalize_slice_scatter,
     "relax.take": legalize_take,
 }

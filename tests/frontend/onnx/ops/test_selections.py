@@ -242,3 +242,22 @@ def test_padding_of_known_widths_is_one_operator() -> None:
     mod = tvm_ext.import_model(node_model("Pad", values, ["Y"], constants=("pads",), opset=13)).mod
     assert [str(variable.name_hint) for variable in mod.get_global_vars()] == ["main"]
     assert "R.nn.pad(" in mod.script()
+
+
+def test_constant_indices_into_a_part_with_an_open_extent() -> None:
+    """What is constant behind an open shape is folded, or kept."""
+    keep, index = np.array([True, False, True]), np.array([[[0, 1], [3, 2]]])
+    graph = onnx.helper.make_graph(
+        [
+            onnx.helper.make_node("Compress", ["X", "keep"], ["part"], axis=2),
+            onnx.helper.make_node("GatherElements", ["part", "index"], ["Y"], axis=1),
+        ],
+        "part",
+        [onnx.helper.make_tensor_value_info("X", onnx.TensorProto.FLOAT, ["n", 4, 3])],
+        [onnx.helper.make_tensor_value_info("Y", onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(keep, "keep"), onnx.numpy_helper.from_array(index, "index")],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8)
+    x = normal(1, 4, 3)
+    found = tvm_ext.compile(model, dynamic={"n": (1, None)}).run({"X": x})["Y"]
+    np.testing.assert_array_equal(found, np.take_along_axis(x[..., keep], index, 1))

@@ -63,6 +63,12 @@ def test_norms_of_windows_that_reach_behind_the_picture(kernel, strides, pads, d
     attributes = {"kernel_shape": kernel, "strides": strides, "pads": pads, "dilations": dilations}
     model = node_model("LpPool", {"X": x}, ["Y"], {**attributes, "p": 3, "ceil_mode": 1}, opset=18)
     check_with_onnxruntime(model, {"X": x}, rtol=1e-4)
+    for dim, name in zip(list(model.graph.input[0].type.tensor_type.shape.dim)[2:], "hw", strict=True):
+        dim.dim_param = name
+    compiled = tvm_ext.compile(model, dynamic={"h": (5, None), "w": (5, None)})
+    for sizes in [(6, 7), (7, 9), (8, 5), (9, 6)]:
+        feeds = {"X": np.random.default_rng(1).standard_normal((1, 2, *sizes)).astype("float32")}
+        np.testing.assert_allclose(compiled.run(feeds)["Y"], run_onnxruntime(model, feeds)[0], rtol=1e-4)
 
 
 @settings(max_examples=12, deadline=None)

@@ -87,17 +87,17 @@ def _padded(
     return dict(node.attributes) | written, onnx_frontend.onnx_input([padded, *list(inputs)[1:]])
 
 
-def _rounded_up_by_padding(node: Node, x: Any) -> dict[str, Any]:
-    """Give attributes that round an open number of windows up by padding at the end, where no window begins in it.
-
-    TVM's kernel chooses between two numbers of windows, and whatever follows would have that choice in its extents.
-    """
-    kernel, pads = node.integers("kernel_shape"), node.integers("pads")
-    strides = node.integers("strides", [1] * len(kernel))
-    is_fixed = all(isinstance(dim, int) for dim in node.dims(x, "X")[2:])
-    if is_fixed or any(pads) or any(map(int.__gt__, strides, kernel)):
-        return {}
-    return {"pads": [0] * len(kernel) + [stride - 1 for stride in strides], "ceil_mode": 0, "count_include_pad": 0}
+def _rounded_up_by_padding(node: Node) -> dict[str, Any]:
+    """Give attributes that round the number of windows up by padding at the end, where no window begins in it."""
+    kernel = node.integers("kernel_shape")
+    ones, pads = [1] * len(kernel), node.integers("pads", [0] * 2 * len(kernel))
+    ends = [
+        max(end, min(end + stride, (extent - 1) * dilation + 1) - 1)
+        for end, extent, stride, dilation in zip(
+            pads[len(kernel) :], kernel, node.integers("strides", ones), node.integers("dilations", ones), strict=True
+        )
+    ]
+    return {"pads": pads[: len(kernel)] + ends, "ceil_mode": 0}
 
 
 class Conv(Converter):
@@ -135,8 +135,16 @@ class _Pool(Converter):
 
     @classmethod
     def rounded_up(cls, node: Node, x: Any) -> dict[str, Any]:
-        """Give attributes that round the number of windows up, where TVM's own way does not do."""
-        return _rounded_up_by_padding(node, x)
+        """Give attributes that round an open number of windows up by padding, where that is easily told.
+
+        TVM's kernel chooses between two numbers of windows, and whatever follows would have that choice in its extents.
+        """
+        kernel = node.integers("kernel_shape")
+        strides = node.integers("strides", [1] * len(kernel))
+        is_fixed = all(isinstance(dim, int) for dim in node.dims(x, "X")[2:])
+        if is_fixed or any(node.integers("pads")) or any(map(int.__gt__, strides, kernel)):
+            return {}
+        return _rounded_up_by_padding(node) | {"count_include_pad": 0}
 
     @classmethod
     def with_indices(
@@ -203,18 +211,7 @@ class LpPool(_Pool):
     @classmethod
     def rounded_up(cls, node: Node, x: Any) -> dict[str, Any]:
         """Pad at the end as far as the last window reaches; TVM multiplies means, which are of fewer elements there."""
-        sizes = node.dims(x, "X")[2:]
-        if not all(isinstance(size, int) for size in sizes):
-            return super().rounded_up(node, x)
-        kernel, ones = node.integers("kernel_shape"), [1] * len(sizes)
-        strides, dilations = node.integers("strides", ones), node.integers("dilations", ones)
-        pads = list(node.integers("pads", [0] * 2 * len(sizes)))
-        for axis, (size, extent, stride, dilation) in enumerate(zip(sizes, kernel, strides, dilations, strict=True)):
-            begun, reach = size + pads[axis], (extent - 1) * dilation + 1
-            steps = -(-(begun + pads[len(sizes) + axis] - reach) // stride)
-            steps -= steps * stride >= begun  # none begins behind the picture
-            pads[len(sizes) + axis] = max(pads[len(sizes) + axis], steps * stride + reach - begun)
-        return {"pads": pads, "ceil_mode": 0}
+        return _rounded_up_by_padding(node)
 
 
 class ConvTranspose(Converter):
