@@ -14,7 +14,6 @@ from math import prod
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir.prim import expr as prim
 from tvm.s_tir import Schedule, ScheduleError
@@ -22,8 +21,9 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IterVar
 
 from tvm_ext.schedules.cuda.blocks import element_bytes
+from tvm_ext.schedules.cuda.neighbours import side_by_side
 from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
-from tvm_ext.schedules.kernel.operations import has_condition, is_simple
+from tvm_ext.schedules.kernel.operations import is_simple
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,7 @@ def find_product(schedule: Schedule) -> Product | None:
     row = groups["row_operand"]
     regions = (body.reads[row], body.reads[1 - row])
     unique = sum(_elements(region) * element_bytes(region.source.dtype) for region in (*body.reads, *body.writes))
-    producers = [_producer(schedule, block, region) for region in regions]
-    vectors = [
-        _side_by_side(region, body.iter_vars, groups["depth"], conditional=producer)
-        for region, producer in zip(regions, producers, strict=True)
-    ]
+    vectors = [side_by_side(schedule, region, body.iter_vars, groups["depth"]) for region in regions]
     row_bytes, column_bytes, result_bytes = (
         element_bytes(region.source.dtype) for region in (*regions, body.writes[0])
     )
@@ -287,72 +283,6 @@ def _index_map(axes: Sequence[Any], groups: dict[str, Any], order: Sequence[str]
                 indices[name] = variable if name not in indices else indices[name] * axis.dom.extent + variable
     zero = tirx.IntImm(axes[0].dom.extent.ty, 0)
     return tirx.IndexMap(variables, [indices.get(name, zero) for name in order], None)
-
-
-def _side_by_side(region: Any, axes: Sequence[Any], depth: Sequence[Any], conditional: bool) -> tuple[bool, int]:
-    """Whether neighbours of a tensor are neighbours in depth, and how many lie side by side whatever their index."""
-    sized = [axis for axis in axes if _size(axis) > 1]
-    # Axes of one element at the end, as of a window of one pixel, are no step in memory.
-    place = max((i for i, size in enumerate(region.source.shape) if not _is_one(size)), default=0)
-    last = region.region[place].min
-    for axis in sized:
-        found = tvm.sym.detect_linear_equation(last, [axis.var])
-        if len(found) != 2 or not (isinstance(found[0], tirx.IntImm) and int(found[0]) == 1):
-            continue
-        deep = any(axis.var.same_as(item.var) for item in depth)
-        others = [item.var for item in sized if not item.var.same_as(axis.var) and _among(item.var, _free(last))]
-        step = _common_step(last, others)
-        innermost = [item for item in depth if _size(item) > 1][-1] if deep else None
-        if conditional or step == 1 or (innermost is not None and not innermost.var.same_as(axis.var)):
-            return deep, 1
-        extent = region.source.shape[place]
-        shape_step = int(extent) if isinstance(extent, tirx.IntImm) else 1
-        size = _size(axis) & -_size(axis)
-        return deep, min(size, shape_step & -shape_step, step or size)
-    return False, 1
-
-
-def _common_step(index: Any, variables: Sequence[Any]) -> int:
-    """Find the largest power of two that an index moves by multiples of with each variable; 0 without any."""
-    if not variables:
-        return 0
-    found = list(tvm.sym.detect_linear_equation(index, list(variables)))[:-1]
-    if len(found) != len(variables) or not all(isinstance(step, tirx.IntImm) and int(step) > 0 for step in found):
-        return 1
-    return min(int(step) & -int(step) for step in found)
-
-
-def _producer(schedule: Schedule, block: SBlockRV, region: Any) -> bool:
-    """Whether what makes an operand in this kernel loads it under a condition that neighbours may not share."""
-    waiting = [
-        item
-        for item in schedule.get_producers(block)
-        if any(written.source.same_as(region.source) for written in schedule.get(item).writes)
-    ]
-    while waiting:
-        item = waiting.pop()
-        if has_condition(schedule, item) and _varies_along_last(schedule.get(item)):
-            return True
-        waiting += list(schedule.get_producers(item))
-    return False
-
-
-def _varies_along_last(body: Any) -> bool:
-    """Whether a condition of a block depends on the last index that it stores at."""
-    if not isinstance(body.body, tirx.BufferStore):
-        return True
-    last = _free(body.body.indices[-1])
-    found = [False]
-
-    def call(node: Any) -> None:
-        if getattr(node.op, "name", "").endswith("if_then_else"):
-            found[0] = found[0] or any(_among(variable, last) for variable in _free(node.args[0]))
-
-    def select(node: Any) -> None:
-        found[0] = found[0] or any(_among(variable, last) for variable in _free(node.condition))
-
-    tvm_ffi.structural_walk(body.body.value, [(tvm.ir.Call, call), (prim.Select, select)])
-    return found[0]
 
 
 def _variables(region: Any) -> list[Any]:

@@ -39,6 +39,8 @@ class EmulatedModel:
         By kernel, the rule that scheduled it; TVM's own have none.
     faults : list of str
         What the emulator found in the runs so far.
+    fused : IRModule
+        The same kernels before they were scheduled.
     """
 
     def __init__(self, model: Any, target: tvm.target.Target = SM_90, **options: Any) -> None:
@@ -49,7 +51,7 @@ class EmulatedModel:
             phases[phase.name] = tvm.IRModule(dict(after.functions_items()))
 
         lower(mod, target, checked_options(options), after_phase=keep)
-        scheduled = phases["schedule"]
+        self.fused, scheduled = phases["fuse"], phases["schedule"]
         self.rules: dict[str, str] = {}
         self.faults: list[str] = []
         names = {}

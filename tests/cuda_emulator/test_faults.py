@@ -167,6 +167,26 @@ def test_asynchronous_copies_into_one_buffer() -> None:
     assert any("writes where an asynchronous copy has not arrived" in fault.text for fault in faults)
 
 
+@pytest.mark.parametrize(("source", "target"), [(1, 0), (0, 2)])
+def test_a_copy_that_is_not_aligned(source: int, target: int) -> None:
+    @T.prim_func(s_tir=True, check_well_formed=False)
+    def func(A: T.Buffer((160,), "float32"), B: T.Buffer((160,), "float32")):
+        for x in T.thread_binding(32, thread="threadIdx.x"):
+            with T.sblock("all"):
+                T.reads(A[0:160])
+                T.writes(B[0:160])
+                S = T.sblock_alloc_buffer((160,), scope="shared")
+                T.evaluate(T.s_tir.cp_async_raw("float32", S.data, x * 4 + target, A.data, x * 4 + source, 16))
+                T.evaluate(T.ptx.cp.async_.commit_group())
+                T.evaluate(T.ptx.cp.async_.wait_group(0))
+                for part in range(4):
+                    B[x * 4 + part + target] = S[x * 4 + part + target]
+
+    (fault,) = Emulator(func, TARGET)([random(160), np.zeros(160, np.float32)]).report.of(findings.MISALIGNED)
+    assert fault.count == 32
+    assert "copies 16 bytes from or to byte" in fault.text
+
+
 def test_too_many_threads() -> None:
     @T.prim_func(s_tir=True, check_well_formed=False)
     def func(A: T.Buffer((2048,), "float32"), B: T.Buffer((2048,), "float32")):

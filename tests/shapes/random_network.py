@@ -154,12 +154,13 @@ class Network:
         given = {item.name: helper.get_attribute_value(item) for item in node.attribute}
         if "kernel_shape" not in given or "auto_pad" in given or node.op_type == "ConvTranspose":
             return True
-        pads, dilations = given.get("pads", [0] * 4), given.get("dilations", [1] * 2)
+        sizes = given["kernel_shape"]
+        axes = len(sizes)
+        pads, dilations = given.get("pads", [0] * 2 * axes), given.get("dilations", [1] * axes)
         return all(
-            array.shape[2 + axis] + pads[axis] + pads[2 + axis]
-            >= (given["kernel_shape"][axis] - 1) * dilations[axis] + 1
+            array.shape[2 + axis] + pads[axis] + pads[axes + axis] >= (sizes[axis] - 1) * dilations[axis] + 1
             for array in self.values[node.input[0]]
-            for axis in (0, 1)
+            for axis in range(axes)
         )
 
     def last(self) -> str:

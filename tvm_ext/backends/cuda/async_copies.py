@@ -15,7 +15,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import s_tir, tirx
 from tvm.ir.instrument import pass_instrument
 from tvm.script import tirx as T
 
@@ -62,7 +62,9 @@ def with_async_copies(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.Pr
         pipeline(tirx.transform.BindTarget(target.with_host(host))(mod))
     assert kept.func is not None
     body = words_of_bytes(_explicit(kept.func.body))
-    return tirx.PrimFunc(kept.func.params, body, func.ret_type, func.attrs, func.span)
+    # Relax looks into a kernel of one operand for a reshape, and expects a block there.
+    root = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", body))
+    return tirx.PrimFunc(kept.func.params, root, func.ret_type, func.attrs, func.span)
 
 
 @pass_instrument

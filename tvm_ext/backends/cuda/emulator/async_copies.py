@@ -52,10 +52,13 @@ def _copy(code: Statements, call: Any) -> Step:
 
     def run(lanes: Lanes) -> None:
         before = lanes.mask
-        place = source.index(lanes) + offsets[1](lanes) + steps
+        start = source.index(lanes) + offsets[1](lanes)
+        place = start + steps
         wanted = None if condition is None else np.asarray(condition(lanes), np.bool_) & np.ones(lanes.lanes, np.bool_)
         if wanted is not None:
             lanes.mask = lanes.masked(wanted)
+        if lanes.checker is not None:
+            lanes.checker.misaligned(lanes, accesses[1], start * dtype.itemsize, count * dtype.itemsize)
         values = source.view.storage(lanes).load(lanes, dtype, place, accesses[1])
         lanes.mask = before
         values = np.broadcast_to(values, (count, lanes.lanes)).copy()
@@ -63,7 +66,10 @@ def _copy(code: Statements, call: Any) -> Step:
             values[:, ~wanted] = 0
         memory = target.view.storage(lanes)
         assert isinstance(memory, Global)
-        index = arithmetic.scaled(target.index(lanes) + offsets[0](lanes), scale) + steps
+        index = arithmetic.scaled(target.index(lanes) + offsets[0](lanes), scale)
+        if lanes.checker is not None:
+            lanes.checker.misaligned(lanes, accesses[0], index * dtype.itemsize, count * dtype.itemsize)
+        index = index + steps
         index, mask = memory.inside(lanes, dtype, index, accesses[0])
         if lanes.checker is not None:
             at = index + memory.base(lanes, dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 OUT_OF_BOUNDS = "out of bounds"
+MISALIGNED = "misaligned"
 RACE = "race"
 REDUNDANT = "redundant writes"
 UNINITIALISED = "read before written"
@@ -20,9 +21,9 @@ class Finding:
     Attributes
     ----------
     kind : str
-        ``"out of bounds"``, ``"race"``, ``"divergent barrier"``, ``"read before written"`` (shared memory),
-        ``"read before its copy arrived"`` (``cp.async``), and, which is no fault, ``"redundant writes"``: several
-        threads store the same value.
+        ``"out of bounds"``, ``"misaligned"`` (``cp.async``), ``"race"``, ``"divergent barrier"``,
+        ``"read before written"`` (shared memory), ``"read before its copy arrived"`` (``cp.async``), and, which is no
+        fault, ``"redundant writes"``: several threads store the same value.
     kernel, buffer, access : str
         Where: the kernel, the buffer with its scope, and the access as TIR prints it.
     text : str

@@ -131,6 +131,16 @@ class Checker:
         text = f"{lanes.where(lane)} uses element {int(index[place])} of {extent}"
         self._note(kinds.OUT_OF_BOUNDS, access, text, int(np.count_nonzero(bad)))
 
+    def misaligned(self, lanes: Lanes, access: Access, address: Any, width: int) -> None:
+        """Note a copy of ``width`` bytes that does not begin at a multiple of them."""
+        wrong = np.broadcast_to(address % width != 0, (lanes.lanes,))
+        bad = wrong if lanes.mask is None else wrong & lanes.mask
+        if bad.any():
+            thread = int(np.flatnonzero(bad)[0])
+            at = int(np.broadcast_to(address, bad.shape)[thread])
+            text = f"{lanes.where(thread)} copies {width} bytes from or to byte {at}"
+            self._note(kinds.MISALIGNED, access, text, int(np.count_nonzero(bad)))
+
     def read(
         self, lanes: Lanes, memory: Global, dtype: np.dtype[Any], index: Any, place: Any, mask: Any, access: Access
     ) -> None:
