@@ -76,6 +76,20 @@ def test_pooling_rounds_up_behind_a_convolution_with_strides(kind: str) -> None:
     check(model, *({"x": (1, 3, *size)} for size in ((7, 9), (17, 31), (8, 8), (10, 12), (5, 14))))
 
 
+@pytest.mark.parametrize("operator", ["MaxPool", "AveragePool"])
+def test_pooling_rounds_up_with_steps_beyond_its_window_or_padding(operator: str) -> None:
+    outer = "kernel_shape = [1, 3], strides = [3, 2], pads = [0, 1, 0, 1], ceil_mode = 1"
+    inner = "kernel_shape = [2, 2], strides = [1, 3], ceil_mode = 1"
+    places = ""
+    if operator == "MaxPool":
+        inner, places = f"{inner}, dilations = [1, 2]", ", i"
+    model = graph(
+        f"g (float[n,3,h,w] x) => (float[n,3,p,q] y, float[n,3,r,s] z{places and ', int64[n,3,r,s] i'}) "
+        f"{{ y = {operator}<{outer}>(x) z{places} = {operator}<{inner}>(x) }}"
+    )
+    check(model, *({"x": (1, 3, *size)} for size in ((7, 9), (6, 5), (8, 8), (10, 12), (5, 14))), dynamic="h=3..,w=5..")
+
+
 def test_padding_that_counts_where_windows_are_rounded_up() -> None:
     attributes = "strides = [2, 1], ceil_mode = 1, count_include_pad = 1"
     text = "g (float[n,3,h,w] x) => (float[n,3,p,q] y) {{ y = AveragePool<kernel_shape = {}, {}, pads = {}>(x) }}"

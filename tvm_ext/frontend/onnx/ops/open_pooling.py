@@ -24,7 +24,9 @@ def open_max_pool_with_indices(
     rank, kernel = len(sizes), node.integers("kernel_shape")
     strides, dilations = node.integers("strides", [1] * rank), node.integers("dilations", [1] * rank)
     for axis in range(rank):
-        if max(pads[axis], pads[axis + rank]) >= (kernel[axis] if dilations[axis] == 1 else 1):
+        # The taps of a dilated window that begins in front of a small picture may jump over it.
+        in_front = kernel[axis] if dilations[axis] == 1 else 1
+        if pads[axis] >= in_front or pads[axis + rank] > (kernel[axis] - 1) * dilations[axis]:
             node.refuse(
                 f"pads={list(pads)} with dilations={dilations}: a window of a picture of open size may have no element "
                 "that is not padding, so that there is no index of its maximum; give the sizes with --input-shape"

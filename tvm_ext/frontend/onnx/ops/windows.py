@@ -135,14 +135,11 @@ class _Pool(Converter):
 
     @classmethod
     def rounded_up(cls, node: Node, x: Any) -> dict[str, Any]:
-        """Give attributes that round an open number of windows up by padding, where that is easily told.
+        """Give attributes that round an open number of windows up.
 
         TVM's kernel chooses between two numbers of windows, and whatever follows would have that choice in its extents.
         """
-        kernel = node.integers("kernel_shape")
-        strides = node.integers("strides", [1] * len(kernel))
-        is_fixed = all(isinstance(dim, int) for dim in node.dims(x, "X")[2:])
-        if is_fixed or any(node.integers("pads")) or any(map(int.__gt__, strides, kernel)):
+        if all(isinstance(dim, int) for dim in node.dims(x, "X")[2:]):
             return {}
         return _rounded_up_by_padding(node) | {"count_include_pad": 0}
 
