@@ -45,6 +45,7 @@ from tvm_ext.passes.matched_extents import matched_extents
 from tvm_ext.passes.named_extents import named_extents
 from tvm_ext.passes.one_form import one_form
 from tvm_ext.passes.outline_branches import outline_branches
+from tvm_ext.passes.padded_taps import padded_taps
 from tvm_ext.passes.plain_broadcasts import plain_broadcasts
 from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
 from tvm_ext.passes.shared_kernels import legalize_once
@@ -103,6 +104,7 @@ def inference_form(
         *(arithmetic or []),
         # Rewriting takes every constant of one element for a scalar, and a denormal has become zero.
         zero_literals(),
+        padded_taps(splits=False),
         crop_results(),
     ]
 

@@ -59,6 +59,7 @@ from tvm_ext.passes.open_copies import write_open_copies
 from tvm_ext.passes.open_phases import open_phases
 from tvm_ext.passes.open_reshapes import RESHAPE_LEGALIZATIONS
 from tvm_ext.passes.order_of_nan import order_of_nan
+from tvm_ext.passes.padded_taps import padded_taps
 from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
 from tvm_ext.passes.restrict_kernels import restrict_kernels, restrict_lone_buffers
 from tvm_ext.passes.running_sums import running_sums
@@ -106,6 +107,7 @@ def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOption
     relayout = relayout_cost(machine)
     all_embedded = [embed_operators(offers, window_cost(machine), relayout, margin=1.0)] if everything else []
     return [
+        padded_taps(splits=True),
         transposed_phases(),
         open_phases(),
         grouped_pointwise(),
