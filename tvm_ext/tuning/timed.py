@@ -157,8 +157,7 @@ class TimedSearch(Search):
         try:
             seconds = {}
             if request.trials > self._known:
-                strategies = self._strategies(request)
-                self._tune(request, strategies, measurer, course)
+                strategies = self._tune(request, measurer, course)
                 outcome.note(note for strategy in strategies for note in strategy.notes)
                 outcome.note(_left_over(strategies, request.trials))
                 model = sum(strategy.model_seconds for strategy in strategies)
@@ -185,15 +184,14 @@ class TimedSearch(Search):
             if self._measurer is None:
                 measurer.close()
 
-    def _strategies(self, request: Request) -> list[TunerStrategy]:
-        left = Budget(request.trials - self._known)
+    def _strategies(self, request: Request, numbers: Sequence[int], left: Budget, first: int) -> list[TunerStrategy]:
         peers = earlier_kernels(self._database, self._mods(), self._target) if request.recipe.shares else None
         return [
             TunerStrategy(
-                request.recipe, request.seed + number, store_features=self._store_features, first_batch=1, budget=left,
-                peers=peers,
+                request.recipe, request.seed + number, store_features=self._store_features, first_batch=first,
+                budget=left, peers=peers,
             )
-            for number in range(len(self._tasks))
+            for number in numbers
         ]  # fmt: skip
 
     def _confirm(self, measurer: Measurer) -> None:
@@ -215,10 +213,40 @@ class TimedSearch(Search):
         elif found is not None:
             outcome.note([found])
 
-    def _tune(self, request: Request, strategies: Sequence[TunerStrategy], measurer: Measurer, course: Course) -> None:
+    def _tune(self, request: Request, measurer: Measurer, course: Course) -> list[TunerStrategy]:
+        """Spend the trials; MetaSchedule never returns to a kernel whose first candidate failed: they get theirs here.
+
+        Returns
+        -------
+        list of TunerStrategy
+            That chose what was measured.
+        """
+        numbers, used, left = list(range(len(self._tasks))), list[TunerStrategy](), Budget(request.trials - self._known)
+        builder_runner = builder_and_runner(measurer)
+        for first, share in ((1, request.trials // len(self._tasks)), (request.batch, 0)):
+            if numbers and left.left:
+                strategies = self._strategies(request, numbers, left, first)
+                reporter = _Reporter(course, numbers, left, share)
+                self._tune_some(request, numbers, strategies, builder_runner, measurer, reporter, left.left)
+                used += strategies
+                left.left += sum(reporter.kept.values())
+                numbers = sorted(reporter.kept)
+        return used
+
+    def _tune_some(
+        self,
+        request: Request,
+        numbers: Sequence[int],
+        strategies: Sequence[TunerStrategy],
+        builder_runner: tuple[ms.Builder, ms.Runner],
+        measurer: Measurer,
+        reporter: _Reporter,
+        trials: int,
+    ) -> None:
         logger = logging.getLogger("tvm_ext.tuning")
         logger.setLevel(logging.ERROR)
-        builder, runner = builder_and_runner(measurer)
+        builder, runner = builder_runner
+        tasks = [self._tasks[number] for number in numbers]
 
         def design_space(schedule: Schedule) -> Schedule:
             with one_compilation():
@@ -231,25 +259,25 @@ class TimedSearch(Search):
                     task.mod,
                     target=self._target,
                     space_generator=ms.space_generator.ScheduleFn(design_space, **nothing),
-                    search_strategy=strategies[number],
+                    search_strategy=strategy,
                     task_name=task.name,
-                    rand_state=strategies[number].seed + 1,
+                    rand_state=strategy.seed + 1,
                     num_threads=1,
                     logger=logger,
                 )
-                for number, task in enumerate(self._tasks)
+                for task, strategy in zip(tasks, strategies, strict=True)
             ]
         callbacks = [
             ms.measure_callback.AddToDatabase(),
             ms.measure_callback.RemoveBuildArtifact(),
-            _Reporter(course),
+            reporter,
         ]
         try:
             ms.tune.tune_tasks(
                 tasks=contexts,
-                task_weights=[float(task.calls) for task in self._tasks],
+                task_weights=[float(task.calls) for task in tasks],
                 work_dir=str(self._folder),
-                max_trials_global=request.trials - self._known,
+                max_trials_global=trials,
                 max_trials_per_task=request.trials,
                 num_trials_per_iter=request.batch,
                 builder=builder,
@@ -301,11 +329,19 @@ def _default_seconds(task: Task, database: SharedDatabase) -> float | None:
 
 @derived_object
 class _Reporter(PyMeasureCallback):
-    """Notes what was measured."""
+    """Notes what was measured of some kernels, and keeps a share of the trials for each that has only failed so far.
 
-    def __init__(self, course: Course) -> None:
+    Attributes
+    ----------
+    kept : dict from int to int
+        Kernel of which nothing could be measured to the trials that are kept for it.
+    """
+
+    def __init__(self, course: Course, numbers: Sequence[int], left: Budget, share: int) -> None:
         super().__init__()
-        self.course = course
+        self.course, self.numbers, self.left, self.share = course, numbers, left, share
+        self.kept: dict[int, int] = {}
+        self._measured: set[int] = set()
 
     def apply(
         self,
@@ -321,4 +357,11 @@ class _Reporter(PyMeasureCallback):
                 measured.append((None, str(ran.error_msg or built.error_msg)))
             else:
                 measured.append((sorted(map(float, ran.run_secs))[len(ran.run_secs) // 2], ""))
-        self.course.note(task_id, measured)
+        number = self.numbers[task_id]
+        if any(seconds is not None for seconds, _ in measured):
+            self._measured.add(number)
+            self.left.left += self.kept.pop(number, 0)
+        elif number not in self._measured and number not in self.kept:
+            self.kept[number] = min(self.share, self.left.left)
+            self.left.left -= self.kept[number]
+        self.course.note(number, measured)
