@@ -224,9 +224,20 @@ class OnnxImporter(ControlFlowConverter):
                     self._nodes[name] = self._bind(self._checked(self._settled(result, name), name, node), name)
         except Exception as error:  # converters raise whatever Python or TVM's C++ side threw at them
             if not isinstance(error, SubgraphFailedError):
-                self._failures.append(UnsupportedNode(label, domain, _reason(node, error)))
+                self._failures.append(UnsupportedNode(label, domain, self._reason(node, error)))
             for name in filter(None, node.output):
                 self._stand_in(name)
+
+    def _reason(self, node: onnx.NodeProto, error: Exception) -> str:
+        """Say why a node cannot be converted; converters meet missing inputs, and missing shapes, by accident."""
+        if not isinstance(error, AttributeError | TypeError) or "NoneType" not in str(error):
+            return error_line(error)
+        given = [name for name in node.input if name]
+        for name in given:
+            ty = getattr(self._nodes.get(name), "ty", None)
+            if isinstance(ty, relax.TensorType) and ty.shape is None:
+                return f"the shape of input {name!r} is only known at run time"
+        return f"it lacks an input that it needs: {len(given)} {'is' if len(given) == 1 else 'are'} given"
 
     def _convert_node(self, node: onnx.NodeProto, convert: Callable[..., Any]) -> list[Any]:
         inputs = onnx_frontend.onnx_input()
@@ -353,14 +364,6 @@ def _extent(variable: relax.Var) -> int:
     if shape is None or len(shape) != 1 or not isinstance(shape[0], tvm.tirx.IntImm):
         return 0
     return int(shape[0])
-
-
-def _reason(node: onnx.NodeProto, error: Exception) -> str:
-    """Say why a node cannot be converted; converters of operators without a schema find missing inputs by accident."""
-    if isinstance(error, AttributeError | TypeError) and "NoneType" in str(error):
-        given = len([name for name in node.input if name])
-        return f"it lacks an input that it needs: {given} {'is' if given == 1 else 'are'} given"
-    return error_line(error)
 
 
 def _is_tvm_dtype(name: str) -> bool:

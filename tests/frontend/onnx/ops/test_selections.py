@@ -261,3 +261,29 @@ def test_constant_indices_into_a_part_with_an_open_extent() -> None:
     x = normal(1, 4, 3)
     found = tvm_ext.compile(model, dynamic={"n": (1, None)}).run({"X": x})["Y"]
     np.testing.assert_array_equal(found, np.take_along_axis(x[..., keep], index, 1))
+
+
+def test_constant_condition_gives_a_known_extent() -> None:
+    x, keep = normal(2, 4, 3), np.array([True, False, True, True, True])
+    for axis, expected in ((1, x[:, [0, 2, 3]]), (-1, x[..., [0, 2]]), (None, x.reshape(-1)[:5][keep])):
+        attributes = {} if axis is None else {"axis": axis}
+        model = node_model("Compress", {"X": x, "keep": keep}, ["Y"], attributes, ["keep"])
+        imported = tvm_ext.import_model(model)
+        assert tuple(map(int, imported.mod["main"].ret_ty.shape)) == expected.shape
+        np.testing.assert_array_equal(tvm_ext.compile(imported).run({"X": x})["Y"], expected)
+
+
+def test_operand_whose_shape_only_a_run_tells() -> None:
+    graph = onnx.helper.make_graph(
+        [
+            onnx.helper.make_node("NonZero", ["X"], ["places"]),
+            onnx.helper.make_node("GatherND", ["places", "index"], ["Y"]),
+        ],
+        "part",
+        [onnx.helper.make_tensor_value_info("X", onnx.TensorProto.FLOAT, [2, 4])],
+        [onnx.helper.make_tensor_value_info("Y", onnx.TensorProto.INT64, None)],
+        [onnx.numpy_helper.from_array(np.array([[0, -1]]), "index")],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8)
+    with pytest.raises(UnsupportedOperatorError, match="the shape of input 'places' is only known at run time"):
+        tvm_ext.import_model(model)

@@ -305,8 +305,12 @@ class Compress(Converter):
         axis = node.in_range(node.integer("axis", 0), x.ty.ndim) if "axis" in node.attributes else None
         if axis is None:
             x = reshape(bb, x, [-1])
-        if x.ty.shape is not None and condition.ty.shape is not None:
-            condition = emit(bb, slice_by_extents(bb, condition, [number(0)], [x.ty.shape[axis or 0]], [0]))
+        extent, known = None if x.ty.shape is None else x.ty.shape[axis or 0], node.array(inputs[1])
+        if known is not None and extent is not None and is_number(extent):
+            kept = np.flatnonzero(known[: int(extent)])
+            return relax.op.take(x, relax.const(kept.astype("int64"), "int64"), axis or 0, mode="clip")
+        if extent is not None and condition.ty.shape is not None:
+            condition = emit(bb, slice_by_extents(bb, condition, [number(0)], [extent], [0]))
         stock = onnx_frontend.Compress.get_converter(11)
         return stock(bb, [x, condition], dict(node.attributes), node.parameters)
 
