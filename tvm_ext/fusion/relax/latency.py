@@ -93,13 +93,13 @@ class BlockLatencies:
         members : collection of int
             The operators of the block.
         kernel : callable
-            Gives the scheduled kernel of the block, or None.
+            Gives the scheduled kernel of the block, or None; one of open extents is not measured.
         """
         found = self._known(graph, members)
         if found is not None:
             return found
         func = kernel() if self.measures else None
-        if func is None or self._own is None:
+        if func is None or self._own is None or not _has_known_extents(func):
             return None
         measured = kernel_seconds(func, self._target)
         self._own.note(graph, members, measured, self._model.estimate(graph, members))
@@ -127,6 +127,11 @@ def kernel_seconds(kernel: Any, target: tvm.target.Target) -> float:
         least = min(least, time.perf_counter() - start)
         runs += 1
     return least
+
+
+def _has_known_extents(kernel: Any) -> bool:
+    shapes = [getattr(parameter.ty, "shape", None) for parameter in kernel.params]
+    return all(shape is not None and all(isinstance(extent, tvm.tirx.IntImm) for extent in shape) for shape in shapes)
 
 
 def _random(generator: np.random.Generator, ty: Any) -> np.ndarray:

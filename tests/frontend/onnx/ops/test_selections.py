@@ -271,19 +271,3 @@ def test_constant_condition_gives_a_known_extent() -> None:
         imported = tvm_ext.import_model(model)
         assert tuple(map(int, imported.mod["main"].ret_ty.shape)) == expected.shape
         np.testing.assert_array_equal(tvm_ext.compile(imported).run({"X": x})["Y"], expected)
-
-
-def test_operand_whose_shape_only_a_run_tells() -> None:
-    graph = onnx.helper.make_graph(
-        [
-            onnx.helper.make_node("NonZero", ["X"], ["places"]),
-            onnx.helper.make_node("GatherND", ["places", "index"], ["Y"]),
-        ],
-        "part",
-        [onnx.helper.make_tensor_value_info("X", onnx.TensorProto.FLOAT, [2, 4])],
-        [onnx.helper.make_tensor_value_info("Y", onnx.TensorProto.INT64, None)],
-        [onnx.numpy_helper.from_array(np.array([[0, -1]]), "index")],
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8)
-    with pytest.raises(UnsupportedOperatorError, match="the shape of input 'places' is only known at run time"):
-        tvm_ext.import_model(model)
