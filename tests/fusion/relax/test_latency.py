@@ -61,6 +61,17 @@ def test_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert entries(path) == found
 
 
+def test_open_extents_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion_latency, "kernel_seconds", None)
+    mod = relax.transform.LegalizeOps()(build(normalised, (tvm.tirx.Var("n", "int64"), 40)))
+    with TARGET:
+        found = fuse_by_mapping_types(rules=cpu.RULES, profiles=tmp_path / "profiles.json")(mod)
+    x = np.random.default_rng(0).standard_normal((7, 40)).astype("float32")
+    centred = x - x.mean(1, keepdims=True)
+    values = run(tvm.compile(found, TARGET), [x])[0]
+    np.testing.assert_allclose(values, centred * np.exp(centred).max(1, keepdims=True), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(("whole_seconds", "blocks"), [(1e-6, 1), (1.0, 4)])  # 4: the table joins exp and max
 def test_a_block_is_cut_up_where_its_parts_are_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_seconds: float, blocks: int
