@@ -61,8 +61,8 @@ class Products(Network):
         return None if name is None or str(self.values[name][0].dtype) != self.dtype else name
 
 
-def draw(seed: int, dtype: str = "float32", deep: bool = False, length: int = 8) -> Products:
-    """Draw a network of about ``length`` nodes that begins with a product, a deep one if asked for."""
+def draw(seed: int, dtype: str = "float32", deep: bool = False, quantized: bool = False, length: int = 8) -> Products:
+    """Draw a network of about ``length`` nodes that begins with a product: a deep one, or of bytes, if asked for."""
     rng = np.random.default_rng(seed)
     extents = [int(extent) for extent in rng.choice(EXTENTS, 3)]
     if deep or rng.random() < 0.3:
@@ -75,11 +75,14 @@ def draw(seed: int, dtype: str = "float32", deep: bool = False, length: int = 8)
         {"x": (dtype, [int(rng.choice(FEW)), int(rng.choice([3, 8, *extents]) if not deep else extents[1]), *small])},
     ][int(rng.integers(4))]
     network = Products(rng, inputs, ({}, {}), ())
-    first = {2: (_dense,), 3: (_dense, _attention), 4: (_convolution,)}[len(inputs["x"][1])]
+    if quantized:
+        first = (_quantized_convolution if len(inputs["x"][1]) == 4 else _quantized_dense,)
+    else:
+        first = {2: (_dense,), 3: (_dense, _attention), 4: (_convolution,)}[len(inputs["x"][1])]
     for _ in range(8):
         if not network.nodes:
             first[int(rng.integers(len(first)))](network)
-    network.take(STEPS, length)
+    network.take(QUANTIZED if quantized else STEPS, 3 * length if quantized else length)
     return network
 
 
@@ -104,6 +107,74 @@ def _dense(network: Products) -> None:
     else:
         network.add("MatMul", [name, network.weight(shape[-1], outputs)])
     _behind(network)
+
+
+def _rounded(network: Products, name: str) -> str:
+    """Quantise a value, and dequantise it."""
+    rng, kind = network.rng, str(network.rng.choice(["uint8", "int8"]))
+    largest = max(float(np.abs(network.values[name][0]).max()), 1e-3)
+    scale, point = largest / float(rng.integers(60, 128)), int(rng.choice([0, 0, 3])) + (128 if kind == "uint8" else 0)
+    steps = [network.constant(scale), network.constant(point, kind)]
+    network.add("QuantizeLinear", [name, *steps])
+    network.add("DequantizeLinear", [network.last(), *steps])
+    return network.last()
+
+
+def _rounded_weight(network: Products, shape: Sequence[int], axis: int) -> str:
+    """Add a weight in bytes, with a scale for each of its outputs or for all."""
+    rng = network.rng
+    per = shape[axis] if rng.random() < 0.5 else 1
+    scale = (rng.random(per) + 0.5) / (70 * np.sqrt(prod(shape) / shape[axis]))
+    points = network.constant(np.zeros(per), "int8")
+    integers = network.constant(rng.integers(-127, 128, shape), "int8")
+    if per == 1:
+        scale, points = scale[0], network.constant(0, "int8")
+    network.add("DequantizeLinear", [integers, network.constant(scale), points], axis=axis)
+    return network.last()
+
+
+def _quantized_dense(network: Products) -> None:
+    name, rng = network.floats(), network.rng
+    if name is None or len(network.shape(name)) < 2:
+        return
+    shape, outputs = network.shape(name), network.extent_of_result()
+    if shape[-1] > 512 or not network.affords(prod(shape) * outputs):
+        return
+    given = _rounded(network, name)
+    if len(shape) == 2 and rng.random() < 0.5:
+        weight = _rounded_weight(network, (outputs, shape[1]), 0)
+        added = network.add("Gemm", [given, weight], transB=1)
+    else:
+        added = network.add("MatMul", [given, _rounded_weight(network, (shape[-1], outputs), 1)])
+    if added:
+        _behind(network)
+        _rounded(network, network.last())
+
+
+def _quantized_convolution(network: Products) -> None:
+    name, rng = network.floats(4), network.rng
+    if name is None:
+        return
+    shape = network.shape(name)
+    kernel = [int(size) for size in rng.choice([1, 1, 3], 2)]
+    groups = 2 if shape[1] % 32 == 0 and rng.random() < 0.2 else 1
+    outputs = groups * int(rng.choice([16, 17, 32, 48, 64, 100]))
+    if not network.affords(prod(shape) * outputs // groups * prod(kernel)):
+        return
+    given = _rounded(network, name)
+    weight = _rounded_weight(network, (outputs, shape[1] // groups, *kernel), 0)
+    pads = [int(size) for size in rng.integers(0, 2, 4)]
+    if network.add("Conv", [given, weight], kernel_shape=kernel, pads=pads, group=groups):
+        _behind(network)
+        _rounded(network, network.last())
+
+
+def _rounded_sum(network: Products) -> None:
+    """Add two values in bytes, as residual blocks do."""
+    name = network.floats()
+    other = None if name is None else network.partner(name)
+    if name is not None and other is not None and network.add("Add", [name, other]):
+        _rounded(network, network.last())
 
 
 def _behind(network: Products) -> None:
@@ -303,4 +374,13 @@ STEPS: list[Callable[[Any], None]] = [
     slice_step,
     _pool,
     _edge,
+]
+
+QUANTIZED: list[Callable[[Any], None]] = [
+    *([_quantized_dense] * 4),
+    *([_quantized_convolution] * 4),
+    *([_rounded_sum] * 2),
+    *([_rearrangement] * 2),
+    join_step,
+    _pool,
 ]

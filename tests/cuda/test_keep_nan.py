@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -13,11 +14,13 @@ import pytest
 import tvm
 from tvm import relax
 from tvm.script import relax as R
+from tvm.script import tirx as T
 
 from scripts.cuda.kernels import kernels_of, target_of
 from tests.cuda.whole_model import EmulatedModel
 from tests.schedules.kernels import graph
 from tvm_ext.backends.cuda.emulator.emulate import Emulator
+from tvm_ext.backends.cuda.keep_nan import keep_nan
 
 TARGET = target_of("sm_90")
 OPERATORS: dict[str, tuple[int, Callable[..., relax.Expr], Callable[..., np.ndarray]]] = {
@@ -77,6 +80,13 @@ def test_values_of_open_extents(name: str) -> None:
         np.testing.assert_array_equal(model(x)[0], expected(x))
 
 
+def nested(value: Any) -> Any:
+    """Bound a value eight times."""
+    for step in range(4):
+        value = tvm.tirx.max(tvm.tirx.min(value * tvm.tirx.const(2.0, "float32"), float(9 - step)), float(step - 9))
+    return value
+
+
 def test_bounds_within_bounds() -> None:
     """Each doubled the text of what is in it, which TVM simplifies many times: RoiAlign took half a minute."""
 
@@ -111,3 +121,23 @@ def test_nvcc_takes_it(dtype: str, tmp_path: Path) -> None:
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{name}: {done.stderr[:500]}"
+
+
+def test_bounds_within_bounds_have_names_beside_a_loop_of_vectors() -> None:
+    """Of eight bounds within each other TVM would simplify a text of 256 times the length."""
+
+    @T.prim_func(s_tir=True, check_well_formed=False)
+    def func(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32"), C: T.Buffer((64,), "float32")):
+        for i in T.serial(64):
+            with T.sblock("bounds"):
+                v = T.axis.spatial(64, i)
+                B[v] = nested(A[v])
+        for i in T.serial(16):
+            for j in T.vectorized(4):
+                with T.sblock("vector"):
+                    v = T.axis.spatial(64, i * 4 + j)
+                    C[v] = T.max(A[v], T.float32(0))
+
+    rewritten = keep_nan()(tvm.IRModule({"main": func}))["main"]
+    assert str(rewritten).count("A[") < 16
+    assert "T.Let" in str(rewritten)

@@ -14,6 +14,7 @@ from tests.cuda.drawn_costs import drawn_costs
 from tests.cuda.random_products import draw
 from tests.cuda.whole_model import EmulatedModel
 from tests.shapes.random_network import quiet
+from tests.shapes.test_random_networks import compare, session_of
 from tvm_ext.frontend import import_model
 from tvm_ext.target import resolve_target
 
@@ -90,6 +91,35 @@ def check(seed: int) -> EmulatedModel:
 @pytest.mark.parametrize("seed", [3, 5, 7, 16, 17, 25, 54])
 def test_random_products(seed: int) -> None:
     check(seed)
+
+
+def check_quantized(seed: int) -> None:
+    """Compile a network of products of bytes with random settings, and run it."""
+    rng = random.Random(seed)
+    arch, options = rng.choice(ARCHITECTURES), rng.choice([{}, {"fuse": "mapping-type", "rewrite": "strict"}])
+    network = draw(seed, quantized=True)
+    model, feeds = network.model(), network.feeds({}, seed)
+    wanted = session_of("quantized", model).run(None, feeds)
+    imported = import_model(model)
+    with drawn_costs(seed if seed % 3 else None):
+        emulated = EmulatedModel(imported.mod, resolve_target({"kind": "cuda", "arch": arch}), **options)
+    found = emulated(*(feeds[spec.name] for spec in imported.inputs))
+    where = f"{seed} {arch} {options}"
+    for want, have in zip(wanted, found, strict=True):
+        compare("quantized", want, have, where)
+    assert not emulated.faults, where
+
+
+@pytest.mark.parametrize("seed", [1, 8])
+def test_random_quantized_products(seed: int) -> None:
+    check_quantized(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(0, 100, 10))
+def test_many_random_quantized_products(start: int) -> None:
+    for seed in range(start, start + 10):
+        check_quantized(seed)
 
 
 @pytest.mark.slow

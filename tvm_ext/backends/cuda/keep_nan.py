@@ -94,9 +94,9 @@ class _Rewriter:
             ((prim.Max, prim.Min), self._extreme),
             (tirx.Cast, self._cast),
             ((prim.And, prim.Or), self._conditions),
+            (tirx.For, self._loop),
         ]
-
-        self._may_name = False
+        self._may_name = True
         self._begun_apart: dict[Any, type] = {}  # buffer -> extreme, of reductions whose beginning is another block
 
     def function(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -104,9 +104,7 @@ class _Rewriter:
             if block.init is None and _updates_an_extreme(block):
                 self._begun_apart[block.body.buffer] = type(block.body.value)
 
-        loops: list[Any] = []
-        tvm_ffi.structural_walk(func, [(s_tir.SBlock, update), (tirx.For, loops.append)])
-        self._may_name = not any(loop.kind == tirx.ForKind.VECTORIZED for loop in loops)
+        tvm_ffi.structural_walk(func, [(s_tir.SBlock, update)])
         return tvm_ffi.structural_mutate(func, self._callbacks)
 
     def _block(self, block: Any, mutator: Any) -> Any:
@@ -154,11 +152,16 @@ class _Rewriter:
         self._may_name = outer
         return type(both)(first, second)
 
-    def _named(self, value: Any, use: Callable[[Any], Any]) -> Any:
-        """Give what is used twice a name: bounds within bounds would have TVM simplify a text of many times the length.
+    def _loop(self, loop: Any, mutator: Any) -> Any:
+        """Name nothing in a loop that TVM makes vectors of behind this: a vector has no name."""
+        outer = self._may_name
+        self._may_name = outer and loop.kind != tirx.ForKind.VECTORIZED
+        made = mutator.default_mutate(loop)
+        self._may_name = outer
+        return made
 
-        A vector has none, as TVM makes vectors of the loops behind this.
-        """
+    def _named(self, value: Any, use: Callable[[Any], Any]) -> Any:
+        """Give what is used twice a name: of bounds within bounds TVM would simplify many times the text."""
         if not self._may_name or isinstance(value, tvm.ir.Var | tvm.ir.TensorLoad):
             return use(value)
         name = tvm.ir.Var("bounded", value.ty)
