@@ -18,6 +18,7 @@ from tests.schedules.kernels import graph
 from tests.tuners.metaschedule.kernels import matmul
 from tvm_ext.backends.cpu.backend import CPU
 from tvm_ext.backends.cpu.target import native_target
+from tvm_ext.backends.vta.codegen.tuned import write_tuned
 from tvm_ext.database.folders import RECORDS, VERSION, WORKLOADS, begun_by, note_version, open_database
 from tvm_ext.errors import CompileError, PerformanceWarning, TvmExtWarning
 from tvm_ext.options import PipelineOptions
@@ -55,6 +56,14 @@ def test_a_database_without_these_kernels_is_said_to_be_of_no_use(tmp_path: Path
     ):
         compiled = tvm_ext.compile(model(), work_dir=tmp_path)
     np.testing.assert_allclose(next(iter(compiled.run([X]).values())), X @ WEIGHT, rtol=1e-5, atol=1e-5)
+
+
+def test_schedules_of_vta_are_said_to_be_of_no_use_to_others(tmp_path: Path) -> None:
+    with open_database(tmp_path):
+        pass
+    write_tuned(tmp_path, {})
+    with pytest.warns(PerformanceWarning, match="vta_schedules.json there is for another kind of target"):
+        tvm_ext.compile(model(), work_dir=tmp_path)
 
 
 @pytest.mark.parametrize("name", [RECORDS, WORKLOADS])

@@ -16,13 +16,14 @@ from tvm_ext.backends.vta.analysis.linter import lint
 from tvm_ext.backends.vta.board.board import Board
 from tvm_ext.backends.vta.board.offloaded import BoardRunner, open_runner
 from tvm_ext.backends.vta.board.simulated import simulated_device
-from tvm_ext.backends.vta.codegen.tuned import FILE, read_tuned
+from tvm_ext.backends.vta.codegen.tuned import read_tuned
 from tvm_ext.backends.vta.config import config_of_target, load_config
 from tvm_ext.backends.vta.model.offload import offload, prepare
 from tvm_ext.backends.vta.model.relax_layers import read_graph
 from tvm_ext.backends.vta.timing.costs import costs_named, costs_of_config
 from tvm_ext.backends.vta.timing.cycles import time_program
 from tvm_ext.compiler import compile
+from tvm_ext.database.files import VTA_SCHEDULES
 from tvm_ext.errors import InputError, OptionError, TuningError, VTADeviceError
 from tvm_ext.registration import VTA_BOARDS
 from tvm_ext.tuners.recipes import recipe
@@ -93,8 +94,8 @@ def test_tuned_models_take_fewer_cycles(tmp_path: Path) -> None:
 def test_damaged_files_of_tuned_schedules_are_refused(tmp_path: Path) -> None:
     assert read_tuned(tmp_path) == {}
     for text in ("{", '{"format": 1, "layers": {"a": {"order": "x", "knobs": {}}}}', '{"format": 1, "layers": []}'):
-        (tmp_path / FILE).write_text(text)
-        with pytest.raises(TuningError, match=rf"{FILE} is damaged .*; remove it and tune again"):
+        (tmp_path / VTA_SCHEDULES).write_text(text)
+        with pytest.raises(TuningError, match=rf"{VTA_SCHEDULES} is damaged .*; remove it and tune again"):
             read_tuned(tmp_path)
 
 

@@ -12,6 +12,7 @@ from tvm.s_tir.schedule import Trace
 
 from tvm_ext.algebra.relax.rewrite import rewrite_algebra
 from tvm_ext.backends.backend import Backend, PhasePasses
+from tvm_ext.database.files import VTA_SCHEDULES
 from tvm_ext.database.marks import Identity
 from tvm_ext.database.tuned_schedules import current_schedules, tuned_schedules
 from tvm_ext.errors import TargetError
@@ -227,7 +228,8 @@ def schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptio
         return recorded_versions(mod, database, backend.rules, is_left)
 
     if options.work_dir is not None:
-        return [tuned_schedules(str(options.work_dir), stranger, versions)]
+        foreign = None if backend.calibrated else VTA_SCHEDULES  # which is what is compiled with calibration data
+        return [tuned_schedules(str(options.work_dir), stranger, versions, foreign)]
     if ms.Database.current() is not None:  # not its truth value, which is whether it is empty
         return [current_schedules(stranger, versions)]
     return []

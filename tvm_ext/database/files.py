@@ -30,6 +30,8 @@ from tvm_ext.system.files import require_regular
 WORKLOADS, RECORDS, VERSION = "database_workload.json", "database_tuning_record.json", "database_version.json"
 CONFIRMED = "database_confirmed.json"
 LEFT_ALONE, NETWORKS = "database_left_alone.json", "database_networks.json"
+VTA_SCHEDULES = "vta_schedules.json"
+"""Beside a database: schedules of layers on VTA, which no other target takes."""
 LOCK, RUN_LOCK = "database.lock", "database_run.lock"
 
 DAMAGED = ".damaged"

@@ -38,7 +38,10 @@ Versions = Callable[[tvm.IRModule, ms.Database, Callable[[Identity], bool]], Any
 
 
 def tuned_schedules(
-    folder: str | Path, stranger: Stranger = no_strangers, versions: Versions | None = None
+    folder: str | Path,
+    stranger: Stranger = no_strangers,
+    versions: Versions | None = None,
+    foreign: str | None = None,
 ) -> tvm.transform.Pass:
     """Make the pass, for the database in a folder.
 
@@ -55,6 +58,9 @@ def tuned_schedules(
     versions : callable, optional
         Of a module, a database and what says of records that they are left alone, gives the module whose kernels of
         open extents have their versions noted; see :mod:`tvm_ext.schedules.recorded_versions`.
+    foreign : str, optional
+        A file that may be in the folder, with schedules of which this target takes none: where nothing else is there,
+        that is warned of.
 
     Raises
     ------
@@ -80,6 +86,11 @@ def tuned_schedules(
                 TvmExtWarning,
             )
         kernels = _unscheduled(mod)
+        if not len(database) and kernels and foreign is not None and (place / foreign).is_file():
+            warn(
+                f"the database in {folder} has no record of a kernel: {foreign} there is for another kind of target, "
+                "and is not used; tune into a folder of its own with the target you compile for"
+            )
         known = answers.taken or answers.left or answers.strangers
         if len(database) and kernels and not known:
             warn(

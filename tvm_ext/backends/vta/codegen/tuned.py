@@ -11,11 +11,11 @@ from tvm_ext.backends.vta.codegen.compute import Epilogue
 from tvm_ext.backends.vta.codegen.geometry import Conv2d
 from tvm_ext.backends.vta.config import VTAConfig
 from tvm_ext.backends.vta.timing.costs import CycleCosts
+from tvm_ext.database.files import VTA_SCHEDULES
 from tvm_ext.errors import TuningError
 from tvm_ext.schedules.vta.conv2d import ORDERS, ConvKnobs
 from tvm_ext.system.files import write_atomically
 
-FILE = "vta_schedules.json"
 FORMAT = 1
 
 
@@ -60,7 +60,7 @@ def read_tuned(folder: Path) -> dict[str, TunedLayer]:
     TuningError
         If the file cannot be read.
     """
-    path = folder / FILE
+    path = folder / VTA_SCHEDULES
     try:
         document = json.loads(path.read_text())
         if document["format"] != FORMAT:
@@ -90,4 +90,4 @@ def _layer(row: Mapping[str, object]) -> TunedLayer:
 def write_tuned(folder: Path, layers: Mapping[str, TunedLayer]) -> None:
     """Write the tuned layers of a folder, in place of those that are there."""
     document = {"format": FORMAT, "layers": {key: asdict(layer) for key, layer in sorted(layers.items())}}
-    write_atomically(folder / FILE, json.dumps(document, indent=1) + "\n")
+    write_atomically(folder / VTA_SCHEDULES, json.dumps(document, indent=1) + "\n")
