@@ -1,8 +1,10 @@
-"""Transposed convolutions over the blocked layout: ordinary ones that compute all phases of the stride as channels."""
+"""Transposed convolutions over the blocked layout: an ordinary one for each phase of the stride, side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from tvm import te, tirx
@@ -20,6 +22,7 @@ def transposed_convolution(
     out_shape: Sequence[int],
     computed_width: int = 0,
     out_channels: int = 0,
+    leads: Sequence[int] = (0, 0),
 ) -> te.Tensor:
     """Transpose-convolve a blocked tensor: all phases of the stride, then spread over space.
 
@@ -28,15 +31,17 @@ def transposed_convolution(
     data : te.Tensor
         Shape ``(N, CI / vi, H, W, vi)``.
     weight : te.Tensor
-        Shape ``(sh, sw, CO / vo, CI / vi, JH, JW, vi, vo)``; see :func:`transposed_as_convolution`.
+        Shape ``(sh, sw, CO / vo, CI / vi, JH, JW, vi, vo)``; see :func:`phase_windows`.
     padding : sequence of int
-        Of the convolution of stride 1 that computes a phase.
+        Of the data, for the windows of all phases.
     out_shape : sequence of two int
         ``OH, OW``: the number of positions of a phase times ``sh`` and ``sw``.
     computed_width : int
         Positions along a row to compute, at least ``OW / sw``; those beyond are dropped.
     out_channels : int
         ``CO`` where it does not fill the blocks of the weights; 0: all.
+    leads : sequence of two int
+        Along each axis: the last so many phases have windows that begin one element later.
 
     Returns
     -------
@@ -45,15 +50,23 @@ def transposed_convolution(
         Lanes beyond ``CO`` are zero.
     """
     scale_h, scale_w, out_chunks, in_chunks, *kernel, block_in, block_out = (int(extent) for extent in weight.shape)
-    source, spatial, _ = padded_source(data, kernel, (1, 1), padding, (1, 1), computed_width)
+    reach = [extent + (lead > 0) for extent, lead in zip(kernel, leads, strict=True)]
+    source, spatial, _ = padded_source(data, reach, (1, 1), padding, (1, 1), computed_width)
     ic = te.reduce_axis((0, in_chunks), "ic")
     kh, kw = te.reduce_axis((0, kernel[0]), "kh"), te.reduce_axis((0, kernel[1]), "kw")
     ii = te.reduce_axis((0, block_in), "ii")
     batch = int(data.shape[0])
+    lead_h, lead_w = map(int, leads)
+
+    def later(phase: tirx.Var, lead: int, scale: int) -> Expr:
+        return (phase + lead) // scale if lead else 0
+
     phases = te.compute(
         (batch, scale_h, scale_w, out_chunks, *spatial, block_out),
         lambda n, a, b, oc, h, w, oi: te.sum(
-            source[n, ic, h + kh, w + kw, ii] * weight[a, b, oc, ic, kh, kw, ii, oi], [ic, kh, kw, ii]
+            source[n, ic, h + kh + later(a, lead_h, scale_h), w + kw + later(b, lead_w, scale_w), ii]
+            * weight[a, b, oc, ic, kh, kw, ii, oi],
+            [ic, kh, kw, ii],
         ),
         name="conv",
         attrs={KERNEL_ATTRIBUTE: "conv_transpose"},
@@ -65,6 +78,72 @@ def transposed_convolution(
         return value if full(out_channels, block_out) else in_channels(index, value, out_channels, phases)
 
     return te.compute((batch, out_chunks, *out_shape, block_out), spread, name="spread")
+
+
+@dataclass(frozen=True)
+class PhaseAxis:
+    """The windows of the phases of a transposed convolution along one axis.
+
+    Attributes
+    ----------
+    taps : tuple of tuple of int
+        For each phase and each place of its window the tap that meets it; -1: none.
+    first : int
+        Input at which the windows of the first phases begin for the result at 0; those of the last ``lead`` ones begin
+        one later.
+    lead : int
+    """
+
+    taps: tuple[tuple[int, ...], ...]
+    first: int
+    lead: int
+
+    @staticmethod
+    def of(extent: int, stride: int, before: int) -> PhaseAxis:
+        """Describe ``extent`` taps, ``before`` elements being cut off in front of the result."""
+        count = -(-extent // stride)
+        # As if taps of zero preceded the others, so that all windows begin at the same place, if that is possible.
+        zeros = next((zeros for zeros in range(count * stride - extent + 1) if (before + zeros) % stride == 0), 0)
+        taps = []
+        for phase in range(stride):
+            meets = [(phase + before + zeros) % stride + stride * place - zeros for place in reversed(range(count))]
+            taps.append(tuple(tap if 0 <= tap < extent else -1 for tap in meets))
+        return PhaseAxis(tuple(taps), (before + zeros) // stride - (count - 1), (before + zeros) % stride)
+
+
+def phase_windows(
+    weight: np.ndarray, strides: Sequence[int], padding: Sequence[int]
+) -> tuple[np.ndarray, list[PhaseAxis]]:
+    """Divide the taps of a transposed 2-D convolution among the phases of its result.
+
+    Output position ``s q + a`` (phase ``a``) only meets taps ``k`` with ``(a + p - k) % s == 0``; their inputs lie at
+    ``q + (a + p - k) / s``, side by side.
+
+    Parameters
+    ----------
+    weight : np.ndarray
+        Shape ``(CI, CO, KH, KW)``.
+    strides : sequence of two int
+    padding : sequence of int
+        Top and left; others may follow.
+
+    Returns
+    -------
+    tuple
+        Weights ``(sh, sw, CO, CI, JH, JW)`` by phase, with zeros for taps that a phase does not have; the two axes.
+    """
+    axes = [
+        PhaseAxis.of(int(extent), int(stride), int(before))
+        for extent, stride, before in zip(weight.shape[2:], strides, padding, strict=False)
+    ]
+    in_channels, out_channels = weight.shape[:2]
+    rows, columns = (axis.taps for axis in axes)
+    phases = np.zeros((*strides, out_channels, in_channels, len(rows[0]), len(columns[0])), weight.dtype)
+    for (a, row), (b, column) in product(enumerate(rows), enumerate(columns)):
+        for (i, high), (j, wide) in product(enumerate(row), enumerate(column)):
+            if high >= 0 and wide >= 0:
+                phases[a, b, :, :, i, j] = weight[:, :, high, wide].T
+    return phases, axes
 
 
 def transposed_as_convolution(

@@ -5,9 +5,12 @@ Permutations, conversions between layouts, depth-to-space and their like, with w
 
 from __future__ import annotations
 
-from math import gcd
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import gcd, prod
 from typing import Any
 
+import numpy as np
 import tvm
 import tvm_ffi
 from tvm.ir.prim import expr as prim
@@ -15,12 +18,15 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
+from tvm_ext.passes.hidden_quotients import POINTS, evaluated
+from tvm_ext.passes.simplify_indices import simplify_indices
 from tvm_ext.schedules.cpu.cost import block_seconds
 from tvm_ext.schedules.cpu.elementwise import vector_lanes, vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.streaming import stream_large_result
 from tvm_ext.schedules.cpu.tasks import share_out, share_out_one
 from tvm_ext.schedules.kernel.access import Axes, axes_of
+from tvm_ext.schedules.kernel.blocks import top_blocks
 from tvm_ext.schedules.kernel.inline import inline_producers
 from tvm_ext.schedules.kernel.operations import data_parallel_blocks
 from tvm_ext.schedules.rule import new_schedule
@@ -58,6 +64,9 @@ class Transpose:
         machine = machine_of(target)
         try:
             blocks = inline_producers(schedule)
+            if not tunable:  # what is inlined leaves remainders that are none, which TVM's analysis stumbles over
+                schedule = new_schedule(simplify_indices(schedule.mod["main"]))
+                blocks = top_blocks(schedule)
             done = [transpose(schedule, block, machine) for block in blocks]
             if not any(done):
                 return None
@@ -134,36 +143,111 @@ def _unit_stride(axes: Axes, strides: tuple[int | None, ...]) -> int | None:
 
 
 def _split_mixed_axes(schedule: Schedule, block: SBlockRV) -> None:
-    """Split an axis of which two dimensions of a tensor each take a part, as in ``a[c // 16, c % 16]``."""
+    """Split an axis of which several dimensions of a tensor each take a part, as in ``a[c // 16, c % 16]``."""
     body = schedule.get(block)
     variables = [iter_var.var for iter_var in body.iter_vars]
     axes = axes_of(schedule, block)
-    factors: dict[int, int] = {}
+    places: dict[int, list[int]] = {}
     for axis, variable in enumerate(variables):
         extent = axes.extents[axis]
         if extent is None or not any(a.strides is not None and a.strides[axis] is None for a in axes.accesses):
             continue
-        found: list[int] = []
-
-        def note(node: Any, variable: Any = variable, found: list[int] = found) -> None:
-            used = tvm.tirx.analysis.undefined_vars(node.a)
-            if isinstance(node.b, prim.IntImm) and any(variable.same_as(other) for other in used):
-                found.append(int(node.b))
-
-        for region in body.reads:
-            for item in region.region:
-                tvm_ffi.structural_walk(item.min, ((prim.FloorMod, prim.FloorDiv), note))
-        factor = gcd(extent, *found) if found else 1
-        if 1 < factor < extent:
-            factors[axis] = factor
-    if not factors:
+        found = _places(body, variable, extent)
+        if found:
+            places[axis] = found
+    if not places:
         return
 
     def split(*indices: Any) -> list[Any]:
         result: list[Any] = []
         for axis, index in enumerate(indices):
-            result += [index // factors[axis], index % factors[axis]] if axis in factors else [index]
+            for high, low in pairwise([0, *places.get(axis, ()), 1]):
+                digit = index // low if low > 1 else index
+                result.append(digit % (high // low) if high else digit)
         return result
 
     index_map = tvm.tirx.IndexMap.from_func(split, ndim=len(variables))
-    schedule.transform_block_layout(block, index_map)
+    tried = schedule.copy()
+    tried.transform_block_layout(block, index_map)
+    if _same_places(body, tried.get(block), split, axes.extents):
+        schedule.transform_block_layout(block, index_map)
+
+
+_COMPARISONS = prim.LT, prim.LE, prim.GT, prim.GE, prim.EQ, prim.NE
+
+
+def _same_places(before: Any, after: Any, split: Callable[..., list[Any]], extents: Sequence[int | None]) -> bool:
+    """Whether a block reads at the same places after its axes were split, and compares the same.
+
+    TVM's affine analysis, which simplifies what a transformed block reads, gets some sums that are divided wrong:
+    ``(c % 64 - 43) // 8`` becomes ``(c + 5) % 64 // 8 - 6``.
+    """
+    if any(extent is None for extent in extents):
+        return False
+    known = [int(extent or 1) for extent in extents]
+    count = min(POINTS, prod(known))
+    generator = np.random.default_rng(0)
+    chosen = (
+        np.unravel_index(np.arange(count), known)
+        if count < POINTS
+        else [generator.integers(0, extent, count) for extent in known]
+    )
+    old = dict(zip((iter_var.var for iter_var in before.iter_vars), chosen, strict=True))
+    new = dict(zip((iter_var.var for iter_var in after.iter_vars), split(*chosen), strict=True))
+
+    def computed(body: Any, points: dict[Any, Any]) -> list[Any] | None:
+        exprs: list[Any] = []
+        tvm_ffi.structural_walk(
+            body.body.value,
+            [(tvm.ir.TensorLoad, lambda load: exprs.extend(load.indices)), (_COMPARISONS, exprs.append)],
+        )
+        values = [evaluated(expr, points) for expr in exprs]
+        return None if any(value is None for value in values) else values
+
+    first, second = computed(before, old), computed(after, new)
+    if first is None or second is None or len(first) != len(second):
+        return False
+    pairs = zip(first, second, strict=True)
+    return all(np.array_equal(*np.broadcast_arrays(one, other)) for one, other in pairs)
+
+
+def _places(body: Any, variable: Any, extent: int) -> list[int]:
+    """Find the multiples of one at which what a block reads cuts an axis, the largest first.
+
+    They are 32000 and 2000 in ``a[i // 32000, i % 32000 // 2000, i % 2000]``. Where sums are divided, it is the one
+    place that all divisors are multiples of.
+    """
+    cuts: set[int] = set()
+    divisors: list[int] = []
+    analyzer = tvm.sym.Analyzer()
+    for iter_var in body.iter_vars:
+        analyzer.bind(iter_var.var, iter_var.dom)
+
+    def unit(node: Any) -> int:
+        """Give what a step of an expression is in steps of the variable; 0 where it is not of that alone."""
+        if variable.same_as(node):
+            return 1
+        if not isinstance(node, prim.FloorMod | prim.FloorDiv) or not isinstance(node.b, prim.IntImm):
+            return 0
+        inner = unit(node.a)
+        cuts.add(inner * int(node.b))
+        return inner * int(node.b) if isinstance(node, prim.FloorDiv) else inner
+
+    def note(node: Any) -> None:
+        used = tvm.tirx.analysis.undefined_vars(node.a)
+        if isinstance(node.b, prim.IntImm) and any(variable.same_as(other) for other in used):
+            divisors.append(int(node.b))
+
+    def cut(node: Any) -> None:
+        if any(variable.same_as(other) for other in tvm.tirx.analysis.undefined_vars(node.a)):
+            cuts.add(unit(node))
+
+    for region in body.reads:
+        for item in region.region:
+            tvm_ffi.structural_walk(item.min, ((prim.FloorMod, prim.FloorDiv), note))
+            tvm_ffi.structural_walk(analyzer.simplify(item.min), ((prim.FloorMod, prim.FloorDiv), cut))
+    found = [extent, *sorted((place for place in cuts if 1 < place < extent), reverse=True)]
+    if 0 not in cuts and len(found) > 1 and all(high % low == 0 for high, low in pairwise(found)):
+        return found[1:]
+    factor = gcd(extent, *divisors) if divisors else 1
+    return [factor] if 1 < factor < extent else []

@@ -56,6 +56,20 @@ class TestSaveAndLoad:
         result = machine["main"](*(tvm.runtime.tensor(value) for value in values)).numpy()
         np.testing.assert_array_equal(result, load(saved).run(values)["output"])
 
+    def test_a_folder_that_is_saved_to_again_gives_the_new_model(self, tmp_path: Path) -> None:
+        """The dynamic loader knows a library by the name that it was loaded by."""
+        first, second = (tvm_ext.compile(convolutions(layers)) for layers in (1, 2))
+        values = arguments(convolutions(1))
+        results = []
+        for compiled in (first, second, first):
+            compiled.save(tmp_path / "model", force=True)
+            loaded = load(tmp_path / "model")
+            results.append((loaded, next(iter(loaded.run(values).values()))))
+            np.testing.assert_array_equal(results[-1][1], next(iter(compiled.run(values).values())))
+        # Those that were loaded before stay what they are.
+        for loaded, result in results:
+            np.testing.assert_array_equal(next(iter(loaded.run(values).values())), result)
+
     def test_modes_follow_the_umask(self, compiled: CompiledModel, tmp_path: Path) -> None:
         before = os.umask(0o027)
         try:

@@ -167,6 +167,42 @@ def test_branches(channels: int) -> None:
     check(SqueezeAndExcite(channels), torch.randn(1, 3, 9, 10))
 
 
+@pytest.mark.parametrize(("first", "second", "height", "width"), [(43, 21, 4, 11), (20, 20, 9, 10), (17, 47, 3, 5)])
+def test_pixels_of_joined_channels(first: int, second: int, height: int, width: int) -> None:
+    """Heads of a detector: channels of two convolutions, then all pixels along one axis."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, first, 3, padding=1), nn.Conv2d(3, second, 1)
+
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            return torch.cat([torch.relu(self.a(image)), self.b(image)], 1).flatten(2)
+
+    torch.manual_seed(0)
+    check(Net(), torch.randn(1, 3, height, width))
+
+
+class Choices(nn.Module):
+    """Comparisons, choices and slopes between convolutions."""
+
+    def __init__(self, channels: int, slopes: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, channels, 3, padding=1), nn.Conv2d(channels, 7, 3)
+        self.slope = nn.PReLU(slopes)
+        self.slope.weight.data.uniform_(-1, 1)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        value = self.slope(self.a(image))
+        return self.b(torch.where(value > value.mean((2, 3), keepdim=True), value, value * 2 - 1))
+
+
+@pytest.mark.parametrize(("channels", "slopes"), [(16, 16), (20, 20), (33, 1), (5, 5)])
+def test_choices_and_slopes(channels: int, slopes: int) -> None:
+    torch.manual_seed(0)
+    check(Choices(channels, slopes), torch.randn(1, 3, 7, 9))
+
+
 def test_shuffle_split_and_odd_concat() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -25,6 +25,7 @@ from tvm_ext.artifact.destination import as_path, check_destination
 from tvm_ext.artifact.device_errors import device_error, older_gpu, other_machine, unfit_cpu
 from tvm_ext.artifact.machine import Machine
 from tvm_ext.artifact.metadata import ELEMENT, REMEDY, check_file, file_record, read_metadata, tensor_specs
+from tvm_ext.artifact.replaced_libraries import load_file
 from tvm_ext.artifact.run_errors import run_error
 from tvm_ext.artifact.shared_object import write_library
 from tvm_ext.artifact.staging import Staging
@@ -376,10 +377,9 @@ def load_library(folder: Path) -> tuple[Any, dict[str, Any]]:
     if metadata.get("run_with"):
         for name, record in metadata["files"].items():
             check_file(folder / name, record)
+        here = f"the model in {folder} does not run on this machine"
         python = f", or load it with {metadata['load_with']}(folder)" if metadata.get("load_with") else ""
-        raise TargetError(
-            f"the model in {folder} does not run on this machine; run it with `{metadata['run_with']}`{python}"
-        )
+        raise TargetError(f"{here}; run it with `{metadata['run_with']}`{python}")
     library = folder / LIBRARY
     if LIBRARY not in metadata["files"]:
         raise ModelError(f"{path} is damaged, field files.{LIBRARY} is missing; {REMEDY}")
@@ -393,8 +393,8 @@ def load_library(folder: Path) -> tuple[Any, dict[str, Any]]:
     if device == "cpu" and (fault := other_machine(metadata["target"])):
         raise TargetError(f"{library} cannot be loaded on this machine: {fault}")
     try:
-        module = tvm.runtime.load_module(str(library.absolute()))
+        module = load_file(library)
     except (RuntimeError, ValueError, OSError) as error:
-        meaning = device_error(str(error)) or first_line(error)
-        raise TargetError(f"{library} cannot be loaded on this machine: {meaning}") from None
+        fault = device_error(str(error)) or first_line(error)
+        raise TargetError(f"{library} cannot be loaded on this machine: {fault}") from None
     return module, metadata

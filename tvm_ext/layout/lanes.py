@@ -108,6 +108,18 @@ def binary(operator: str, left: Lanes | None, right: Lanes | None, dtype: str) -
     return _bounds(values, dtype, _ROUNDING.get(operator, "rounded"))
 
 
+def compared() -> Lanes:
+    """Give the bounds of a comparison, of whatever: a truth value."""
+    return Lanes(0.0, 1.0)
+
+
+def either(first: Lanes | None, second: Lanes | None) -> Lanes | None:
+    """Give the bounds of a choice between two."""
+    if first is None or second is None:
+        return ANYTHING
+    return Lanes(min(first.low, second.low), max(first.high, second.high))
+
+
 def cast(lanes: Lanes | None, dtype: str) -> Lanes | None:
     """Give the bounds after a conversion to ``dtype``; one to integers cuts off the fraction."""
     return None if lanes is None else _bounds(np.array([lanes.low, lanes.high]), dtype, "rounded")
@@ -253,6 +265,11 @@ BINARY: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "relax.power": np.power,
 }
 """Operators of two tensors that work on blocked ones; their extremes are at extremes of the operands."""
+
+COMPARISONS = frozenset(
+    f"relax.{name}" for name in ("equal", "greater", "greater_equal", "less", "less_equal", "not_equal")
+)
+"""Operators that compare two tensors and work on blocked ones."""
 
 _ROUNDING: dict[str, Rounding] = {
     "relax.maximum": "exact",

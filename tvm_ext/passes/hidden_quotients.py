@@ -187,11 +187,11 @@ class _Scope:
         forms = (place, analyzer.simplify(place))
         simplified = [iter_map_simplify([form], ranges, condition)[0] for form in forms for condition in (True, holds)]
         for points in self._points(place):
-            wanted = _evaluated(place, points)
-            there = [_evaluated(condition, points) for condition in self.conditions]
+            wanted = evaluated(place, points)
+            there = [evaluated(condition, points) for condition in self.conditions]
             inside = np.all(np.broadcast_arrays(True, *(one for one in there if one is not None)), axis=0)
             for form in simplified:
-                found = _evaluated(form, points)
+                found = evaluated(form, points)
                 if wanted is not None and found is not None and np.any((wanted != found) & inside):
                     return False
         return True
@@ -236,7 +236,7 @@ class _Scope:
             points: dict[Var, Any] = {variable: generator.permutation(SIZES)[0] for variable in sizes}
             if sizes:
                 points[sizes[0]] = size
-            spans = [[_evaluated(part, points) for part in self.extents[loop]] for loop in loops]
+            spans = [[evaluated(part, points) for part in self.extents[loop]] for loop in loops]
             if any(least is None or extent is None or extent < 1 for least, extent in spans):
                 continue
             extents = [int(extent) for _, extent in spans]
@@ -264,18 +264,18 @@ def _variables(*exprs: Expr) -> list[Var]:
     return list(found)
 
 
-def _evaluated(expr: Any, points: Mapping[Var, Any]) -> Any:
+def evaluated(expr: Any, points: Mapping[Var, Any]) -> Any:
     """Compute an expression of integers; None if it is made of anything else."""
     if isinstance(expr, IntImm):
         return int(expr)
     if isinstance(expr, Var):
         return points.get(expr)
     if isinstance(expr, tirx.Cast):
-        return _evaluated(expr.value, points)
+        return evaluated(expr.value, points)
     operation = _OPERATIONS.get(type(expr))
     if operation is None:
         return None
-    left, right = _evaluated(expr.a, points), _evaluated(expr.b, points)
+    left, right = evaluated(expr.a, points), evaluated(expr.b, points)
     if left is None or right is None or (operation in (np.floor_divide, np.mod) and not np.all(right)):
         return None
     return operation(left, right)

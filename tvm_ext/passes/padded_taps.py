@@ -37,7 +37,7 @@ _CONVOLUTIONS = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.co
 BLOCK_PRODUCTS = 2_000_000
 """Products in the time that a block costs by itself: slicing what it reads, and joining what it gives."""
 
-LEAST_GAIN = 1.4
+LEAST_GAIN = 1.1
 """How much less work blocks must be: a narrow one is computed less well than the whole."""
 
 
@@ -121,6 +121,11 @@ def blocks(axis: Axis, price: float) -> tuple[Block, ...]:
     return best[-1][1]
 
 
+def undivided(axes: Sequence[Axis]) -> list[tuple[Block, ...]]:
+    """Take all results of each axis as one block; all of them meet an element."""
+    return [(block,) for block in map(whole, axes) if block is not None]
+
+
 def divided(axes: Sequence[Axis], pairs: int) -> list[tuple[Block, ...]]:
     """Divide the results along all axes, or drop taps only, whichever is less work.
 
@@ -131,13 +136,14 @@ def divided(axes: Sequence[Axis], pairs: int) -> list[tuple[Block, ...]]:
     pairs : int
         Pairs of channels, times the batch: products for each result and tap.
     """
-    single = [(block,) for block in map(whole, axes) if block is not None]
-    dense = prod(block.products for (block,) in single)
+    single = undivided(axes)
     if all(axis.dilation == 1 for axis in axes):  # they have faster algorithms, and little is outside
         return single
-    prices = [BLOCK_PRODUCTS * block.products / (dense * pairs) for (block,) in single]
+    along = [block.products for (block,) in single]
+    dense = prod(along)
+    prices = [BLOCK_PRODUCTS * products / (dense * pairs) for products in along]
     found = [blocks(axis, price) for axis, price in zip(axes, prices, strict=True)]
-    work = prod(sum(block.products for block in along) for along in found) * pairs
+    work = prod(sum(block.products for block in items) for items in found) * pairs
     work += BLOCK_PRODUCTS * prod(map(len, found))
     return found if work * LEAST_GAIN <= dense * pairs else single
 
@@ -176,10 +182,8 @@ class _PaddedTapsMutator(PyExprMutator):
         if axes is None or any(whole(axis) is None for axis in axes):
             return call
         assert kernel is not None
-        found = [(block,) for block in map(whole, axes) if block is not None]
-        if self.splits:
-            batch = static_shape(call)[0]
-            found = divided(axes, batch * kernel.shape[0] * kernel.shape[1])
+        batch = int(call.ty.shape[0])
+        found = divided(axes, batch * kernel.shape[0] * kernel.shape[1]) if self.splits else undivided(axes)
         is_same = all(
             len(along) == 1 and len(along[0].taps) == axis.taps for along, axis in zip(found, axes, strict=True)
         )
@@ -230,5 +234,6 @@ def _axes(call: relax.Call, kernel: NDArray, layouts: tuple[str, str]) -> list[A
     sizes = zip(shape[2:], result[2:], kernel.shape[2:], strict=True)
     steps = zip(attrs.strides, attrs.dilation, attrs.padding, strict=False)
     return [
-        Axis(extent, results, taps, *map(int, step)) for (extent, results, taps), step in zip(sizes, steps, strict=True)
+        Axis(extent, results, taps, int(stride), int(dilation), int(before))
+        for (extent, results, taps), (stride, dilation, before) in zip(sizes, steps, strict=True)
     ]

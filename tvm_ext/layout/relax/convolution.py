@@ -34,7 +34,7 @@ from tvm_ext.schedules.compute.open_convolution import (
 )
 from tvm_ext.schedules.compute.packed_weights import pack_depthwise_weight, pack_weight
 from tvm_ext.schedules.compute.pixel_convolution import pixel_convolution
-from tvm_ext.schedules.compute.transposed_convolution import transposed_as_convolution, transposed_convolution
+from tvm_ext.schedules.compute.transposed_convolution import phase_windows, transposed_convolution
 from tvm_ext.schedules.compute.winograd_transforms import KERNEL
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.open_winograd import pays_open_winograd
@@ -256,15 +256,18 @@ def transposed_convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call
     data, strides = call.args[0], geometry["strides"]
     shape = static_shape(data)
     assert shape is not None
-    phases, first, counts = transposed_as_convolution(weight, strides, geometry["padding"], out_shape[2:])
-    if any(count * stride != extent for count, stride, extent in zip(counts, strides, out_shape[2:], strict=True)):
+    if any(extent % stride for extent, stride in zip(out_shape[2:], strides, strict=True)):
         return None  # the last row or column of phases is not whole
-    padding = [-offset for offset in first] + [
-        count + taps + offset - extent - 1
-        for count, taps, offset, extent in zip(counts, phases.shape[-2:], first, shape[2:], strict=True)
+    phases, axes = phase_windows(weight, strides, geometry["padding"])
+    taps = phases.shape[-2:]
+    before = [-axis.first for axis in axes]
+    # What a phase needs behind the data, if its windows do not begin one later.
+    after = [
+        out // stride + reach - 1 - extent - front
+        for out, stride, reach, extent, front in zip(out_shape[2:], strides, taps, shape[2:], before, strict=True)
     ]
     phase = ConvolutionShape(
-        shape[0], shape[1], weight.shape[1], 1, tuple(shape[2:]), phases.shape[-2:], (1, 1), tuple(padding), (1, 1)
+        shape[0], shape[1], weight.shape[1], 1, tuple(shape[2:]), taps, (1, 1), (*before, *after), (1, 1)
     )
     known = rewriter.known(data)
     plan = plan_phases(phase, rewriter.machine, known.block if known else 0)
@@ -274,8 +277,9 @@ def transposed_convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call
     packed = np.stack([[pack_weight(phase, plan.block_in, plan.block_out) for phase in row] for row in phases])
     var = rewriter.emit_kernel(
         transposed_convolution, [source.var, relax.const(packed)], "conv_transpose", OUT_ELEMENTWISE,
-        padding=padding, out_shape=list(out_shape[2:]),
-        computed_width=plan.computed, out_channels=weight.shape[1],
+        padding=[*before, *(end + (axis.lead > 0) for end, axis in zip(after, axes, strict=True))],
+        out_shape=list(out_shape[2:]), computed_width=plan.computed, out_channels=weight.shape[1],
+        leads=[axis.lead for axis in axes],
     )  # fmt: skip
     return Blocked(var, weight.shape[1], len(shape), ZERO)
 

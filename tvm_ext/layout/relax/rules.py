@@ -22,7 +22,7 @@ from tvm_ext.layout.relax.gated import gated_convolution_rule
 from tvm_ext.layout.relax.parts import concat_rule, slice_rule, split_rule
 from tvm_ext.layout.relax.quantized import INTEGER_RULES
 from tvm_ext.layout.relax.response import response_rule
-from tvm_ext.relax_utils import OUT_ELEMENTWISE, open_shape, same_extents, static_shape
+from tvm_ext.relax_utils import OUT_ELEMENTWISE, constant, open_shape, same_extents, static_shape
 from tvm_ext.schedules.compute.layout import block_channels, turn
 from tvm_ext.schedules.compute.open_convolution import open_pool
 from tvm_ext.schedules.compute.pool import global_average, pool
@@ -75,13 +75,65 @@ def _astype(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
 
 
 def _binary(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
+    main, operands = _operands(rewriter, call)
+    if main is None:
+        return None
+    (left, left_lanes), (right, right_lanes) = operands
+    dtype = str(call.ty.dtype)
+    if call.op.name == "relax.divide" and not main.full and (right_lanes is ANYTHING or right_lanes.has_zero):
+        if int((*right.ty.shape, 1)[-1]) == main.block:  # lanes of its own: nothing is divided by zeros in them
+            right = rewriter.fill_lanes(right, main.channels, 1.0)
+            right_lanes = Lanes(1.0, 1.0)
+        elif not lane_arithmetic.is_float(dtype):
+            return None  # the processor stops at a division of integers by zero
+    if call.op.name in lane_arithmetic.COMPARISONS:
+        lanes: Lanes | None = lane_arithmetic.compared()
+    else:
+        lanes = lane_arithmetic.binary(call.op.name, left_lanes, right_lanes, dtype)
+    var = rewriter.builder_.emit(relax.Call(call.op, [left, right], call.attrs))
+    return rewriter.describe(var, main, lanes)
+
+
+def _choice(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
+    """Take one value or another."""
+    main, operands = _operands(rewriter, call)
+    if main is None:
+        return None
+    var = rewriter.builder_.emit(relax.Call(call.op, [value for value, _ in operands], call.attrs))
+    return rewriter.describe(var, main, lane_arithmetic.either(*(lanes for _, lanes in operands[1:])))
+
+
+def _falling(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
+    """Multiply what is below zero with a slope for each channel."""
+    value, slopes = rewriter.known(call.args[0]), constant(call.args[1])
+    if value is None or slopes is None or int(call.attrs.axis) % value.rank != 1:
+        return None
+    shape, dtype = (1, -1, *[1] * (value.rank - 2)), str(call.ty.dtype)
+    slope = _operand(rewriter, relax.const(slopes.reshape(shape), dtype), value, "relax.multiply")
+    if slope is None:
+        return None
+    emit = rewriter.builder_.emit
+    product = emit(relax.op.multiply(value.var, slope[0]))
+    var = emit(relax.op.where(emit(relax.op.less(value.var, relax.const(0, dtype))), product, value.var))
+    fallen = lane_arithmetic.binary("relax.multiply", value.lanes, slope[1], dtype)
+    return rewriter.describe(var, value, lane_arithmetic.either(value.lanes, fallen))
+
+
+Operands = list[tuple[relax.Expr, Lanes | None]]
+
+
+def _operands(rewriter: BlockedLayoutMutator, call: relax.Call) -> tuple[Blocked | None, Operands]:
+    """Bring operands that broadcast into one block, that of the first to have the result's extents, which is given.
+
+    None where there is no such operand, or another one has no place in its block.
+    """
     known = [rewriter.known(arg) for arg in call.args]
     shape = open_shape(call)
     if not any(known) or shape is None:
-        return None
+        return None, []
 
     def decides(value: Blocked | None) -> bool:
-        """Whether an operand has all of the result's extents; it decides the block, the other one follows."""
+        """Whether an operand has all of the result's extents; it decides the block, the other ones follow."""
         return (
             value is not None
             and value.rank == len(shape)
@@ -92,21 +144,14 @@ def _binary(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
 
     main = next((value for value in known if decides(value)), None)
     if main is None:
-        return None
-    operands = [_operand(rewriter, arg, main, call.op.name) for arg in call.args]
-    if operands[0] is None or operands[1] is None:
-        return None
-    (left, left_lanes), (right, right_lanes) = operands[0], operands[1]
-    dtype = str(call.ty.dtype)
-    if call.op.name == "relax.divide" and not main.full and (right_lanes is ANYTHING or right_lanes.has_zero):
-        if int((*right.ty.shape, 1)[-1]) == main.block:  # lanes of its own: nothing is divided by zeros in them
-            right = rewriter.fill_lanes(right, main.channels, 1.0)
-            right_lanes = Lanes(1.0, 1.0)
-        elif not lane_arithmetic.is_float(dtype):
-            return None  # the processor stops at a division of integers by zero
-    lanes = lane_arithmetic.binary(call.op.name, left_lanes, right_lanes, dtype)
-    var = rewriter.builder_.emit(relax.Call(call.op, [left, right], call.attrs))
-    return rewriter.describe(var, main, lanes)
+        return None, []
+    operands: Operands = []
+    for arg in call.args:
+        operand = _operand(rewriter, arg, main, call.op.name)
+        if operand is None:
+            return None, []
+        operands.append(operand)
+    return main, operands
 
 
 def _operand(
@@ -263,6 +308,8 @@ RULES: dict[str, Rule] = {
     "relax.concat": concat_rule,
     "relax.split": split_rule,  # type: ignore[dict-item]
     "relax.strided_slice": slice_rule,
+    "relax.where": _choice,
+    "relax.nn.prelu": _falling,
     **dict.fromkeys(lane_arithmetic.UNARY, _unary),
-    **dict.fromkeys(lane_arithmetic.BINARY, _binary),
+    **dict.fromkeys((*lane_arithmetic.BINARY, *lane_arithmetic.COMPARISONS), _binary),
 }
