@@ -208,7 +208,7 @@ def _same_places(before: Any, after: Any, split: Callable[..., list[Any]], exten
     if first is None or second is None or len(first) != len(second):
         return False
     pairs = zip(first, second, strict=True)
-    return all(np.array_equal(*np.broadcast_arrays(one, other)) for one, other in pairs)
+    return all(bool(np.all(np.equal(one, other))) for one, other in pairs)
 
 
 def _places(body: Any, variable: Any, extent: int) -> list[int]:

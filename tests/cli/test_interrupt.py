@@ -147,7 +147,9 @@ def test_while_the_compiler_links(
     commands: Commands, mlp_path: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     script = tmp_path / "slow-compiler"
-    script.write_text(f"#!/bin/sh\nsleep 1000 & echo $! > {tmp_path}/sleeper; wait\n")
+    script.write_text(
+        f"#!/bin/sh\nsleep 1000 & echo $! > {tmp_path}/begun; mv {tmp_path}/begun {tmp_path}/sleeper; wait\n"
+    )
     script.chmod(0o755)
     (tmp_path / "folder").mkdir()
     running = commands.start("compile", mlp_path, "-o", tmp_path / "folder" / "out", environment={"CXX": str(script)})
