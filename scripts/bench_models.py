@@ -298,7 +298,7 @@ def main() -> None:
         store(path, "models", rows, unknown_machine.summarise(rows), "unknown")
     if "bf16" in arguments.part and has_bfloat16():
         chosen = arguments.only or (("mobilenet_v2", "minilm") if arguments.quick else bfloat16_models.MODELS)
-        rows = bfloat16_models.measure(chosen, physical_cores(), arguments.budget)
+        rows = bfloat16_models.measure(chosen, physical_cores(), arguments.budget, keep=arguments.keep)
         show(bfloat16_models.summarise(rows))
         store(path, "models", rows, bfloat16_models.summarise(rows), "bf16")
 

@@ -6,9 +6,12 @@ A part of ``bench_models.py``, for CPUs with AVX512-BF16. All four run in turns.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from scripts.results import kept_or
 from tests.zoo import ZOO
 from tvm_ext.bench import compare
 from tvm_ext.bench.contender import Contender
@@ -23,7 +26,7 @@ CONTENDERS = (
 )
 
 
-def measure(names: Sequence[str], threads: int, budget: float) -> list[dict[str, Any]]:
+def measure(names: Sequence[str], threads: int, budget: float, keep: Path | None = None) -> list[dict[str, Any]]:
     """Measure models both ways, and print a line for each.
 
     Parameters
@@ -34,6 +37,8 @@ def measure(names: Sequence[str], threads: int, budget: float) -> list[dict[str,
         Threads of all.
     budget : float
         Seconds of timed runs for each.
+    keep : path, optional
+        JSON lines of rows: those there are not measured anew, others are added; so each may have a process of its own.
 
     Returns
     -------
@@ -47,20 +52,26 @@ def measure(names: Sequence[str], threads: int, budget: float) -> list[dict[str,
         if reason := entry.missing():
             print(f"{name}: left out, {reason}")
             continue
-        result = compare(
-            entry.onnx_model(), CONTENDERS, inputs=entry.inputs(0), threads=threads, budget=budget, noise=False
-        )
-        row: dict[str, Any] = {"model": name, "threads": threads}
-        for contender in CONTENDERS:
-            measured = result[contender.label]
-            row[f"{contender.label}_ms"] = measured.median_ms
-            row[f"{contender.label}_error"] = measured.error or measured.relative_error
-        for label, (low, high) in _RATIOS.items():
-            if row[f"{low}_ms"] and row[f"{high}_ms"]:
-                row[label] = row[f"{low}_ms"] / row[f"{high}_ms"]
+        row = kept_or(keep, {"model": name, "threads": threads}, partial(_measure_one, name, threads, budget))
         rows.append(row)
         print(" ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     return rows
+
+
+def _measure_one(name: str, threads: int, budget: float) -> dict[str, Any]:
+    entry = ZOO[name]
+    result = compare(
+        entry.onnx_model(), CONTENDERS, inputs=entry.inputs(0), threads=threads, budget=budget, noise=False
+    )
+    row: dict[str, Any] = {"model": name, "threads": threads}
+    for contender in CONTENDERS:
+        measured = result[contender.label]
+        row[f"{contender.label}_ms"] = measured.median_ms
+        row[f"{contender.label}_error"] = measured.error or measured.relative_error
+    for label, (low, high) in _RATIOS.items():
+        if row[f"{low}_ms"] and row[f"{high}_ms"]:
+            row[label] = row[f"{low}_ms"] / row[f"{high}_ms"]
+    return row
 
 
 _RATIOS = {
