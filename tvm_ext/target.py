@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import tvm
@@ -112,12 +113,33 @@ _EVERYDAY = {
 
 
 def _of_one_family(said: str, tags: Sequence[str]) -> list[str]:
-    """List the tags that differ in the number at the end only, the nearest three first, the older of two as near."""
+    """List the tags that differ in the number at the end only, the nearest first, the older of two as near."""
     wanted = re.fullmatch(r"(\D+)(\d+)\D*", said)
     if wanted is None:
         return []
     numbers = [int(found[1]) for tag in tags if (found := re.fullmatch(re.escape(wanted[1]) + r"(\d+)", tag))]
-    return [f"{wanted[1]}{number}" for number in sorted(numbers, key=lambda n: (abs(n - int(wanted[2])), n))[:3]]
+    return [f"{wanted[1]}{number}" for number in sorted(numbers, key=lambda n: (abs(n - int(wanted[2])), n))]
+
+
+def _with_name_in(said: str, tags: Sequence[str]) -> list[str]:
+    """List the tags whose name has the one that was said in it, as boards have their family's."""
+    name = said.rpartition("/")[2]
+    return [tag for tag in tags if len(name) > 2 and name in tag.rpartition("/")[2]]
+
+
+def _compiled_for(names: Iterable[str]) -> list[str]:
+    """Keep the first three kinds and tags that are not refused themselves, as boards of old architectures are."""
+    return list(islice(filter(_is_compiled_for, names), 3))
+
+
+def _is_compiled_for(name: str) -> bool:
+    if name in _kinds() or name == NATIVE:
+        return True
+    try:
+        _complete(tvm.target.Target(name))
+    except Exception:  # TVM raises whatever its C++ side threw
+        return False
+    return True
 
 
 def _explain(config: str | dict[str, Any], error: Exception) -> str:
@@ -152,8 +174,9 @@ def _explain(config: str | dict[str, Any], error: Exception) -> str:
         return f"target {config!r} is an architecture of GPUs, write {json.dumps(fields)}"
     near = (
         _EVERYDAY.get(said)
-        or _of_one_family(said, tags)
-        or difflib.get_close_matches(said, [*_kinds(), *tags, NATIVE], n=3, cutoff=0.5)
+        or _compiled_for(_of_one_family(said, tags))
+        or _compiled_for(_with_name_in(said, tags))
+        or _compiled_for(difflib.get_close_matches(said, [*_kinds(), *tags, NATIVE], n=12, cutoff=0.5))
     )
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return (

@@ -94,6 +94,9 @@ WARP = 32
 MOST_THREADS = 1024
 """Threads of a block."""
 
+REGISTERS = 64 << 10
+"""32-bit registers of a multiprocessor, and the most of one block."""
+
 STATIC_SHARED = 48 << 10
 """Bytes of shared memory that a kernel may declare statically."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,8 @@ def test_running_without_a_gpu_is_refused() -> None:
         ({"kind": "cuda", "arch": "sm_90", "model": "h1"}, "field model: no figures of 'h1' are known; known are t4"),
         ({"kind": "cuda", "arch": "sm_90", "model": "a100"}, "a100 is of architecture sm_80, the target says sm_90"),
         ("nvidia/h10", "did you mean nvidia/h100"),
+        ("nvidia/jetson", "did you mean nvidia/jetson-agx-orin-32gb or .* or nvidia/jetson-agx-thor"),
+        ("thor", "did you mean nvidia/jetson-agx-thor"),
     ],
 )
 def test_wrong_targets(target: Any, message: str) -> None:
@@ -160,6 +163,8 @@ def test_wrong_targets(target: Any, message: str) -> None:
         ("max_num_threads", 0, "sm_86 has 1024 threads in a block, 0 was given"),
         ("max_threads_per_block", 100, "sm_86 has 1024 threads in a block, 100 was given"),
         ("thread_warp_size", 64, "sm_86 has 32 threads in a warp, 64 was given"),
+        ("registers_per_block", -1, "sm_86 has 65536 registers for a block, -1 was given"),
+        ("l2_cache_size_bytes", -1, "-1 is no number of bytes"),
         ("max_shared_memory_per_block", 0, "a block on sm_86 may have 49152 to 101376 bytes, 0 were given"),
         ("max_shared_memory_per_block", 232448, "a block on sm_86 may have 49152 to 101376 bytes, 232448 were given"),
     ],
@@ -168,6 +173,17 @@ def test_limits_that_the_architecture_does_not_have(field: str, value: int, mess
     """They were passed over, zero threads with a division by zero inside TVM."""
     with pytest.raises(TargetError, match=f"target field {field}: {message}"):
         resolve_target({"kind": "cuda", "arch": "sm_86", field: value})
+
+
+@pytest.mark.parametrize("said", ["nvidia/jetson", "nvidia/quadro"])
+def test_targets_that_are_proposed_are_accepted(said: str) -> None:
+    """Boards were proposed that are refused themselves."""
+    with pytest.raises(TargetError) as refused:
+        resolve_target(said)
+    proposed = re.findall("nvidia/[a-z0-9-]+", str(refused.value).split("did you mean ")[1].split("?")[0])
+    assert proposed
+    for tag in proposed:
+        resolve_target(tag)
 
 
 def test_a_target_that_is_an_object_is_checked_too() -> None:

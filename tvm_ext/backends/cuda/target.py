@@ -14,6 +14,7 @@ from tvm_ext.schedules.cuda.machine import (
     LIMITS,
     MOST_THREADS,
     PRODUCTS,
+    REGISTERS,
     STATIC_SHARED,
     WARP,
     compute_capability,
@@ -80,12 +81,16 @@ def _check_limits(target: tvm.target.Target, arch: str) -> None:
         ("max_num_threads", "threads in a block", MOST_THREADS),
         ("max_threads_per_block", "threads in a block", MOST_THREADS),
         ("thread_warp_size", "threads in a warp", WARP),
+        ("registers_per_block", "registers for a block", REGISTERS),
     ):
         if field in target.attrs and int(target.attrs[field]) != value:
             raise TargetError(
                 f"target field {field}: {arch} has {value} {what}, {int(target.attrs[field])} was given; leave the "
                 "field out"
             )
+    cache = int(target.attrs.get("l2_cache_size_bytes", 0))
+    if cache < 0:
+        raise TargetError(f"target field l2_cache_size_bytes: {cache} is no number of bytes; leave the field out")
     shared = target.attrs.get("max_shared_memory_per_block")
     most = LIMITS[max(key for key in LIMITS if key <= compute_capability(arch))].shared_per_block << 10
     if shared is not None and not STATIC_SHARED <= int(shared) <= most:
