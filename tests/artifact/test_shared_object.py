@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import platform
+import re
 import resource
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 import tvm_ext
 from tests.modules import Mlp, arguments
+from tvm_ext.artifact import shared_object
 from tvm_ext.artifact.compiled_model import METADATA, CompiledModel, load
 from tvm_ext.artifact.shared_object import find_compiler
 from tvm_ext.errors import CompileError, MissingPackageError, OutputError
@@ -60,6 +63,24 @@ class TestFullDisk:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert names(tmp_path) == []
+
+
+class TestLargeData:
+    def test_stands_behind_code_and_its_variables(
+        self, compiled: CompiledModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """So that no distance between code and a variable grows with the weights: those are 32-bit numbers."""
+        monkeypatch.setattr(shared_object, "LARGE", 0)
+        compiled.save(tmp_path / "model")
+        listed = subprocess.run(
+            ["nm", str(tmp_path / "model" / "model.so")], capture_output=True, text=True, check=True
+        ).stdout
+        places = {name: int(place, 16) for place, _, name in re.findall(r"^([0-9a-f]+) (\S) (\S+)$", listed, re.M)}
+        assert places.pop(shared_object.SYMBOL) > max(places.values())
+        feeds = arguments(Mlp)
+        np.testing.assert_array_equal(
+            list(load(tmp_path / "model").run(feeds).values())[0], list(compiled.run(feeds).values())[0]
+        )
 
 
 class TestCompiler:

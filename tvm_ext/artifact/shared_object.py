@@ -25,6 +25,12 @@ from tvm_ext.system.host import architecture_of, is_of_another_system
 SYMBOL = "__tvm_ffi__library_bin"
 """Where TVM's loader looks for everything that is not code: weights, virtual machine instructions, GPU kernels."""
 
+LARGE = 2**30
+"""Bytes of data from which on they stand behind everything else: between code and its variables, whose distances are
+32-bit numbers, 2 GiB would be too much."""
+
+_SECTION = ".tvm_ext_data"
+
 # What compilers and linkers say, and the error number behind it.
 _DISK_ERRORS = {
     "No space left on device": errno.ENOSPC,
@@ -67,10 +73,13 @@ def write_library(executable: Any, path: Path, workspace: Path, triple: str = ""
         else:
             files.append(_write_source(part, workspace / f"code{number}.c"))
             options = [f"-I{folder}" for folder in _include_folders()]
-    if module.imports:
-        files.append(_write_data(module, workspace))
     # The build id would be a hash over all weights, which takes longer than everything else.
     flags = ["-shared", "-fPIC", "-Wl,--build-id=none"]
+    if module.imports:
+        source, size = _write_data(module, workspace)
+        files.append(source)
+        if size > LARGE:
+            flags.append(f"-Wl,-T,{_write_order(workspace)}")
     _run([compiler, *flags, "-o", str(path), *options, *map(str, files)], workspace)
 
 
@@ -164,19 +173,31 @@ def _write_source(part: Any, path: Path) -> Path:
     return path
 
 
-def _write_data(module: Any, workspace: Path) -> Path:
+def _write_data(module: Any, workspace: Path) -> tuple[Path, int]:
+    """Write what is not code as a source that the assembler takes in; its path and the bytes of the data."""
     pack = tvm.get_global_func("runtime.ModulePackImportsToTensor")
     data = workspace / "data.bin"
-    data.write_bytes(memoryview(pack(module).numpy()))
+    size = data.write_bytes(memoryview(pack(module).numpy()))
+    section = f'{_SECTION},"a",%progbits' if size > LARGE else ".rodata"
     source = workspace / "data.s"
     escaped = str(data).replace("\\", "\\\\").replace('"', '\\"')
     source.write_text(
-        f'.section .rodata\n.balign 64\n.globl {SYMBOL}\n.type {SYMBOL}, %object\n{SYMBOL}:\n.incbin "{escaped}"\n'
+        f'.section {section}\n.balign 64\n.globl {SYMBOL}\n.type {SYMBOL}, %object\n{SYMBOL}:\n.incbin "{escaped}"\n'
         f".size {SYMBOL}, . - {SYMBOL}\n"
         '.section .note.GNU-stack,"",%progbits\n',
         encoding="utf-8",
     )
-    return source
+    return source, size
+
+
+def _write_order(workspace: Path) -> Path:
+    """Write what the linker is to add to its own order of sections: the data last."""
+    script = workspace / "order.ld"
+    place = "ALIGN(CONSTANT(MAXPAGESIZE))"  # pages of their own are never written to
+    script.write_text(
+        f"SECTIONS {{ {_SECTION} {place} : {{ *({_SECTION}) }} }} INSERT AFTER .bss;\n", encoding="utf-8"
+    )
+    return script
 
 
 def _include_folders() -> list[str]:
