@@ -78,9 +78,8 @@ class TestLargeData:
         places = {name: int(place, 16) for place, _, name in re.findall(r"^([0-9a-f]+) (\S) (\S+)$", listed, re.M)}
         assert places.pop(shared_object.SYMBOL) > max(places.values())
         feeds = arguments(Mlp)
-        np.testing.assert_array_equal(
-            list(load(tmp_path / "model").run(feeds).values())[0], list(compiled.run(feeds).values())[0]
-        )
+        (expected,), (result,) = compiled.run(feeds).values(), load(tmp_path / "model").run(feeds).values()
+        np.testing.assert_array_equal(result, expected)
 
 
 class TestCompiler:
