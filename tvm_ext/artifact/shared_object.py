@@ -194,9 +194,7 @@ def _write_order(workspace: Path) -> Path:
     """Write what the linker is to add to its own order of sections: the data last."""
     script = workspace / "order.ld"
     place = "ALIGN(CONSTANT(MAXPAGESIZE))"  # pages of their own are never written to
-    script.write_text(
-        f"SECTIONS {{ {_SECTION} {place} : {{ *({_SECTION}) }} }} INSERT AFTER .bss;\n", encoding="utf-8"
-    )
+    script.write_text(f"SECTIONS {{ {_SECTION} {place} : {{ *({_SECTION}) }} }} INSERT AFTER .bss;\n", encoding="utf-8")
     return script
 
 
