@@ -19,6 +19,7 @@ from tvm.script import tirx as T
 from scripts.cuda.kernels import kernels_of, target_of
 from tests.cuda.whole_model import EmulatedModel
 from tests.schedules.kernels import graph
+from tvm_ext.backends.cuda.bounds_apart import bounds_apart
 from tvm_ext.backends.cuda.emulator.emulate import Emulator
 from tvm_ext.backends.cuda.keep_nan import keep_nan
 
@@ -141,3 +142,38 @@ def test_bounds_within_bounds_have_names_beside_a_loop_of_vectors() -> None:
     rewritten = keep_nan()(tvm.IRModule({"main": func}))["main"]
     assert str(rewritten).count("A[") < 16
     assert "T.Let" in str(rewritten)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_bounds_within_bounds_of_vectors(dtype: str) -> None:
+    """Twelve of them were a text of 4096 times the length, which was never simplified to an end."""
+
+    def build(builder: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        x = builder.emit(R.astype(x, "float32"))
+        for bound in range(12, 0, -2):
+            x = builder.emit(R.clip(builder.emit(R.multiply(x, R.const(1.5))), -bound, bound + 1))
+        return R.astype(x, dtype)
+
+    model = EmulatedModel(graph(build, [((16, 256), dtype)]), TARGET)
+    x = drawn((16, 256), dtype, 0) if dtype != "int8" else np.arange(16 * 256).reshape(16, 256).astype("int8")
+    expected = x.astype("float32")
+    for bound in range(12, 0, -2):
+        expected = np.clip(expected * np.float32(1.5), -bound, bound + 1)
+    np.testing.assert_array_equal(model(x)[0], expected.astype(dtype))
+    assert not model.faults
+    assert list(model.rules.values()) == ["cuda.elementwise"]
+
+
+def test_bounds_of_vectors_apart() -> None:
+    @T.prim_func(s_tir=True, check_well_formed=False)
+    def func(A: T.Buffer((64,), "float32"), C: T.Buffer((64,), "float32")):
+        for i in T.serial(8):
+            for j in T.vectorized(8):
+                with T.sblock("vector"):
+                    v = T.axis.spatial(64, i * 8 + j)
+                    C[v] = nested(A[v])
+
+    rewritten = str(keep_nan()(bounds_apart()(tvm.IRModule({"main": func})))["main"])
+    assert rewritten.count("C[v] =") == 1
+    assert rewritten.count("T.Select(") == 4 * 3
+    assert "T.vectorized(4)" in rewritten

@@ -13,6 +13,7 @@ from tvm_ext.backends.backend import Backend
 from tvm_ext.backends.common import COMMON, Passes
 from tvm_ext.backends.cuda.async_copies import asynchronous_copies
 from tvm_ext.backends.cuda.attention import attention_kernels
+from tvm_ext.backends.cuda.bounds_apart import bounds_apart
 from tvm_ext.backends.cuda.channels_last import channels_last
 from tvm_ext.backends.cuda.here import check_gpu
 from tvm_ext.backends.cuda.host_operators import host_operators
@@ -110,6 +111,7 @@ def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOpti
         dlight.ApplyDefaultSchedule(dlight.gpu.Fallback()),
         own_locals(),
         protect_cancellations(),
+        bounds_apart(),
         keep_nan(),
         narrow_vectors(),
         check_kernels(),
@@ -167,7 +169,7 @@ CUDA = Backend(
     | SAMPLING_LEGALIZATIONS
     | ADAPTIVE_POOLING_LEGALIZATIONS,
     machine=machine_of,
-    kernel_passes=lambda: (finish_kernels(), protect_cancellations(), keep_nan(), narrow_vectors()),
+    kernel_passes=lambda: (finish_kernels(), protect_cancellations(), bounds_apart(), keep_nan(), narrow_vectors()),
     check_here=check_gpu,
     check_options=check_precision,
     instructions=_offers,

@@ -135,7 +135,7 @@ class _Rewriter:
         bounded = cast.value
         if not isinstance(bounded, prim.Max | prim.Min) or element_type(bounded) not in FLOATS:
             return mutator.default_mutate(cast)
-        if not element_type(cast).startswith(("int", "uint")) or not _is_number(bounded.b):
+        if not element_type(cast).startswith(("int", "uint")) or not is_number(bounded.b):
             return mutator.default_mutate(cast)
         value, wins = mutator.mutate(bounded.a), prim.GT if isinstance(bounded, prim.Max) else prim.LT
         if element_type(bounded) in HALVES:
@@ -173,12 +173,12 @@ class _Rewriter:
         dtype = element_type(expression)
         if dtype not in FLOATS:
             return expression
-        if dtype in HALVES and (_is_number(first) or _is_number(second)):
-            return type(expression)(second, first) if _is_number(second) else expression
+        if dtype in HALVES and (is_number(first) or is_number(second)):
+            return type(expression)(second, first) if is_number(second) else expression
         loses = prim.LT if isinstance(expression, prim.Max) else prim.GT
-        if _is_number(second):
+        if is_number(second):
             return self._named(first, lambda value: prim.Select(loses(value, second), second, value))
-        if _is_number(first):
+        if is_number(first):
             return prim.Select(loses(second, first), first, second)
         return _selected(type(expression), first, second)
 
@@ -203,7 +203,8 @@ def _updates_an_extreme(block: Any) -> bool:
     )
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value is a number of floats, or repeats one."""
     value = value.value if isinstance(value, prim.Broadcast) else value
     return isinstance(value, prim.FloatImm)
 
