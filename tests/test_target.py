@@ -91,6 +91,16 @@ def test_host_code_of_hexagon_is_for_hexagon() -> None:
         ({"kind": "llvm", "mcpu": "haswell", "mattr": ["avx2"]}, "'avx2' does not say .* write '\\+avx2' or '-avx2'"),
         ({"kind": "llvm", "mcpu": "skylake", "mattr": ["+avx512f,-avx2"]}, "\\+avx512f contradicts -avx2"),
         ({"kind": "llvm", "mcpu": "skylak"}, "field mcpu: LLVM has no CPU 'skylak' .* did you mean skylake"),
+        ({"kind": "llvm", "mcpu": "native"}, 'field mcpu: .* write the target "native" for the processor of this'),
+        (
+            {"kind": "llvm", "mtriple": "riscv64-linux-gnu", "mcpu": "apple-m1"},
+            '"mtriple": "arm64-apple-macos", "mcpu"',
+        ),
+        ({"kind": "llvm", "mtriple": "riscv64-linux-gnu", "mcpu": "neoverse-n1"}, '"aarch64-linux-gnu", "mcpu": "neov'),
+        ("spacemit-x60", '"mtriple": "riscv64-linux-gnu", "mcpu": "spacemit-x60", "num-cores": 4}$'),
+        ("Haswell", 'a processor, write {"kind": "llvm", .*"mcpu": "haswell"'),
+        ("apple-m1", '\'apple-m1\' is not a kind of target but a processor, write .*"mcpu": "apple-m1"'),
+        ("riscv64", '"mtriple": "riscv64-linux-gnu", "mcpu": "spacemit-x60"'),
         ({"kind": "llvm", "num-cores": -3}, "field num-cores: -3 is no number of cores; give 1 or more"),
         ({"kind": "llvm", "mcpu": "§"}, "field mcpu: .* some it has: "),
         ({"kind": "llvm", "mtriple": "foo-bar"}, "field mtriple: LLVM cannot compile for 'foo-bar'; architectures"),
@@ -149,6 +159,7 @@ def test_anything_else_is_an_error_of_the_same_class(target: str | dict[str, str
         ('{"kind": "llvm"}', 'write "native" for this machine'),
         (tvm.target.Target("llvm"), 'write "native" for this machine'),
         ({"kind": "llvm", "mtriple": "aarch64-linux-gnu"}, '"mtriple": "aarch64-linux-gnu", "mcpu": "..."'),
+        ({"kind": "llvm", "mcpu": "generic"}, 'write "native" for this machine'),
     ],
 )
 def test_a_target_without_a_processor_is_warned_of(target: Any, remedy: str) -> None:

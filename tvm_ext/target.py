@@ -11,7 +11,8 @@ from typing import Any
 
 import tvm
 
-from tvm_ext.backends.cpu.target import NATIVE, native_target
+from tvm_ext.backends.cpu.processor_names import NATIVE, target_of_processor
+from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.backends.registry import backend_of
 from tvm_ext.errors import TargetError
 from tvm_ext.system.native_log import captured_stderr
@@ -142,6 +143,15 @@ def _is_compiled_for(name: str) -> bool:
     return True
 
 
+def _of_cpu(said: str) -> dict[str, Any] | None:
+    """Give the target of a processor or of an architecture that somebody named without saying that it is one."""
+    if said in _EVERYDAY:
+        return None
+    return target_of_processor(
+        {"aarch64": "cortex-a76", "arm64": "cortex-a76", "riscv64": "spacemit-x60"}.get(said, said)
+    )
+
+
 def _explain(config: str | dict[str, Any], error: Exception) -> str:
     kinds = ", ".join(_kinds())
     if isinstance(config, dict):
@@ -172,6 +182,8 @@ def _explain(config: str | dict[str, Any], error: Exception) -> str:
     if re.fullmatch(r"(sm|compute)_?\d+[af]?", said):
         fields = {"kind": "cuda", "arch": "sm_" + re.sub(r"\D", "", said)}
         return f"target {config!r} is an architecture of GPUs, write {json.dumps(fields)}"
+    if fields := _of_cpu(said):
+        return f"target {config!r} is not a kind of target but a processor, write {json.dumps(fields)}"
     near = (
         _EVERYDAY.get(said)
         or _compiled_for(_of_one_family(said, tags))

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from functools import lru_cache
 
 import tvm
 
+from tvm_ext.backends.cpu.processor_names import NATIVE, knows_processor, nearest_processors, target_of_processor
 from tvm_ext.errors import TargetError, warn
 from tvm_ext.schedules.cpu.known_cpus import KNOWN_CPUS
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.cpu.native_cpu import native_cpu
 from tvm_ext.system.cgroup import cpu_quota
-from tvm_ext.system.native_log import captured_stderr
 from tvm_ext.system.threads import physical_cores, threads
-
-NATIVE = "native"
 
 _X86 = ("64bit", "sse2")
 BASE_FEATURES = {"x86_64": _X86, "amd64": _X86, "aarch64": ("neon",), "arm64": ("neon",), "riscv64": ("d",)}
@@ -40,7 +37,9 @@ def warn_if_baseline(target: tvm.target.Target) -> None:
     And of one for another architecture that does not say how many cores to divide the work among, and of this machine
     where it lacks what makes code fast: vectors of 256 bits, a whole core, or all cores but one.
     """
-    names_processor = target.attrs.get("mcpu") or target.attrs.get("mattr") or "vta" in target.keys
+    names_processor = (
+        target.attrs.get("mcpu", "generic") != "generic" or target.attrs.get("mattr") or "vta" in target.keys
+    )
     if target.kind.name != "llvm":
         return
     codegen = tvm.target.codegen
@@ -128,22 +127,20 @@ def check_llvm(target: tvm.target.Target) -> tvm.target.Target:
     mcpu = str(target.attrs.get("mcpu", ""))
     if not mcpu and "mcpu" in target.attrs:  # TVM writes an error for each kernel, and goes on
         raise TargetError("target field mcpu: '' names no processor; leave the field out, or name one")
-    known = [str(name) for name in codegen.llvm_get_cpu_archlist(plain)]  # it crashes on a triple that is not known
-    if mcpu and mcpu not in known and not _is_alias(mcpu, triple):
-        raise TargetError(f"target field mcpu: LLVM has no CPU {mcpu!r} for {triple}; {_nearest(mcpu, known)}")
+    if mcpu and not knows_processor(mcpu, triple):  # LLVM crashes here on a triple that it does not know
+        raise TargetError(f"target field mcpu: LLVM has no CPU {mcpu!r} for {triple}; {_instead_of(mcpu, triple)}")
     codegen.llvm_get_vector_width(target)  # makes LLVM look at every other field
     _check_features(target, triple)
     return target
 
 
-def _is_alias(mcpu: str, triple: str) -> bool:
-    """Whether LLVM knows a name that it does not list, as ``apple-m1``: it has features that no unknown name has."""
-    with captured_stderr() as complaints:
-        features = tvm.target.codegen.llvm_get_cpu_features(
-            tvm.target.Target({"kind": "llvm", "mtriple": triple, "mcpu": mcpu})
-        )
-    plain = tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mtriple": triple}))
-    return not complaints and set(map(str, features)) != set(map(str, plain))
+def _instead_of(mcpu: str, triple: str) -> str:
+    """Say what to write for a processor that there is not for a triple."""
+    if mcpu == NATIVE:
+        return f'write the target "{NATIVE}" for the processor of this machine'
+    if meant := target_of_processor(mcpu):
+        return f"it is a processor of another architecture, so write {json.dumps(meant)}"
+    return nearest_processors(mcpu, triple)
 
 
 def _check_features(target: tvm.target.Target, triple: str) -> None:
@@ -179,8 +176,3 @@ def _check_features(target: tvm.target.Target, triple: str) -> None:
             f"target field mattr: code for {triple} needs the feature {lacking}, which the target is without; add "
             f"+{lacking}"
         )
-
-
-def _nearest(word: str, candidates: list[str]) -> str:
-    near = difflib.get_close_matches(word, candidates, n=4, cutoff=0.5)
-    return f"did you mean {', '.join(near)}?" if near else f"some it has: {', '.join(candidates[:8])}"
