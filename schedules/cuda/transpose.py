@@ -14,6 +14,7 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IntImm, PrimFunc
 
+from tvm_ext.schedules.cuda.machine import WARP
 from tvm_ext.schedules.kernel.access import axes_of
 from tvm_ext.schedules.kernel.inline import inline_producers
 from tvm_ext.schedules.kernel.operations import data_parallel_blocks, has_condition
@@ -76,6 +77,15 @@ def _side(size: int) -> int:
     return max(side for side in range(1, SIDE + 1) if size % side == 0)
 
 
+def _threads(rows: int, columns: int) -> int:
+    """Choose threads that take whole rows of a tile: such as divide it, whole warps if there are.
+
+    What a thread reads along its row is then the same each time, which TVM needs to know to find the tile.
+    """
+    whole = [rows * part for part in range(1, columns + 1) if 2 * WARP <= rows * part <= THREADS]
+    return max(whole, key=lambda count: (rows * columns % count == 0, count % WARP == 0, count))
+
+
 def _schedule(schedule: Schedule, block: SBlockRV, number: int, axis: int) -> None:
     axes = axes_of(schedule, block)
     loops = list(schedule.get_loops(block))
@@ -88,12 +98,13 @@ def _schedule(schedule: Schedule, block: SBlockRV, number: int, axis: int) -> No
     schedule.bind(grid, "blockIdx.x")
     shared = schedule.cache_read(block, number, "shared")
     schedule.compute_at(shared, grid, preserve_unit_loops=True)
-    tile = _side(axes.extents[axis] or 1) * _side(axes.extents[-1] or 1)
+    sides = _side(axes.extents[-1] or 1), _side(axes.extents[axis] or 1)
     filled = [schedule.get(loop).extent for loop in schedule.get_loops(shared)[1:]]
-    if not all(isinstance(size, IntImm) for size in filled) or prod(map(int, filled)) != tile:
+    if not all(isinstance(size, IntImm) for size in filled) or prod(map(int, filled)) != prod(sides):
         # Behind a reshape the elements of a tile are not known to be a tile of the tensor.
         raise ScheduleError("what a tile reads is no tile")
-    threads = choose(schedule, (64, 128, THREADS, 512, 1024), THREADS)
+    usual = _threads(*sides)
+    threads = choose(schedule, sorted({64, 128, THREADS, 512, 1024, usual}), usual)
     # The tile is filled in the order of the tensor, whose last axis with more than one element is the columns.
     for item, inner in ((shared, list(schedule.get_loops(shared))[1:]), (block, [column1, row1])):
         fused = schedule.fuse(*inner)

@@ -120,6 +120,18 @@ def test_a_transpose_behind_a_reshape_is_left_to_another_rule() -> None:
     check(build, [x], expected, "cuda.elementwise")
 
 
+@pytest.mark.parametrize("shape", [(2, 72, 48), (5, 96, 31), (2, 9, 72), (3, 24, 12)])
+def test_a_reshape_behind_a_transpose(shape: tuple[int, ...]) -> None:
+    """Where threads did not take whole rows of a tile, it could not be lowered."""
+    x = values(*shape)
+    flat = (1, shape[2], 1, shape[0] * shape[1])
+
+    def build(_: relax.BlockBuilder, a: relax.Var) -> relax.Expr:
+        return op.reshape(op.permute_dims(a, (2, 0, 1)), flat)
+
+    check(build, [x], x.transpose(2, 0, 1).reshape(flat), "cuda.transpose")
+
+
 def test_a_transpose_with_a_sum_of_another_tensor() -> None:
     x, y = values(64, 96), values(96, 64, seed=1)
     check(lambda _, a, b: op.add(op.permute_dims(a), b), [x, y], x.T + y, "cuda.transpose")
