@@ -18,8 +18,6 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
-from tvm_ext.passes.hidden_quotients import POINTS, evaluated
-from tvm_ext.passes.simplify_indices import simplify_indices
 from tvm_ext.schedules.cpu.cost import block_seconds
 from tvm_ext.schedules.cpu.elementwise import vector_lanes, vectorize_and_divide
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
@@ -27,8 +25,10 @@ from tvm_ext.schedules.cpu.streaming import stream_large_result
 from tvm_ext.schedules.cpu.tasks import share_out, share_out_one
 from tvm_ext.schedules.kernel.access import Axes, axes_of
 from tvm_ext.schedules.kernel.blocks import top_blocks
+from tvm_ext.schedules.kernel.index_values import POINTS, evaluated
 from tvm_ext.schedules.kernel.inline import inline_producers
 from tvm_ext.schedules.kernel.operations import data_parallel_blocks
+from tvm_ext.schedules.kernel.simplify_indices import simplify_indices
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 from tvm_ext.schedules.simd.tile_shapes import LINE, PAGE

@@ -10,7 +10,7 @@ both ways, and stay as they are where that agrees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
@@ -27,31 +27,11 @@ from tvm.sym import Analyzer, iter_map_simplify
 from tvm.tirx import IntImm
 
 from tvm_ext.relax_utils import substitute
+from tvm_ext.schedules.kernel.index_values import POINTS, evaluated
 from tvm_ext.schedules.simd.vector import operation
-
-POINTS = 2048
-"""Points at which places are compared; all there are where these are fewer."""
 
 SIZES = (1, 2, 3, 7, 16, 33)
 """Values of variables that only a run knows."""
-
-_OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
-    tirx.Add: np.add,
-    tirx.Sub: np.subtract,
-    tirx.Mul: np.multiply,
-    tirx.FloorDiv: np.floor_divide,
-    tirx.FloorMod: np.mod,
-    tirx.Min: np.minimum,
-    tirx.Max: np.maximum,
-    tirx.LT: np.less,
-    tirx.LE: np.less_equal,
-    tirx.GT: np.greater,
-    tirx.GE: np.greater_equal,
-    tirx.EQ: np.equal,
-    tirx.NE: np.not_equal,
-    tirx.And: np.logical_and,
-    tirx.Or: np.logical_or,
-}
 
 
 def hidden_quotients() -> tvm.transform.Pass:
@@ -262,20 +242,3 @@ def _variables(*exprs: Expr) -> list[Var]:
     for expr in exprs:
         tvm_ffi.structural_walk(expr, [(Var, lambda variable: found.setdefault(variable))])
     return list(found)
-
-
-def evaluated(expr: Any, points: Mapping[Var, Any]) -> Any:
-    """Compute an expression of integers; None if it is made of anything else."""
-    if isinstance(expr, IntImm):
-        return int(expr)
-    if isinstance(expr, Var):
-        return points.get(expr)
-    if isinstance(expr, tirx.Cast):
-        return evaluated(expr.value, points)
-    operation = _OPERATIONS.get(type(expr))
-    if operation is None:
-        return None
-    left, right = evaluated(expr.a, points), evaluated(expr.b, points)
-    if left is None or right is None or (operation in (np.floor_divide, np.mod) and not np.all(right)):
-        return None
-    return operation(left, right)

@@ -39,8 +39,8 @@ from tvm_ext.graph import DataflowGraph
 from tvm_ext.graph.mapping_types import Mapping, MappingType
 from tvm_ext.graph.prim_func_mapping import prim_func_mapping
 from tvm_ext.graph.relax_module import ModuleReader
-from tvm_ext.passes.simplify_indices import simplify_indices
 from tvm_ext.schedules.cpu.machine import machine_of
+from tvm_ext.schedules.kernel.simplify_indices import simplify_indices
 from tvm_ext.schedules.rule import ScheduleRule
 
 

@@ -12,7 +12,7 @@ from tvm.relax import op
 from tests.fusion.relax.test_check import compiled
 from tests.fusion.relax.test_fuse import build
 from tests.modules import MODULES, arguments, run
-from tvm_ext.passes.simplify_indices import simplify_indices
+from tvm_ext.schedules.kernel.simplify_indices import simplify_indices
 
 TARGET = tvm.target.Target("llvm")
 
