@@ -97,8 +97,11 @@ def tensor_use(product: Product, tile: Tile) -> Use:
     vector = 16 // size
     fragments = (tile.thread_rows + tile.thread_columns) // 16
     accumulators = tile.thread_rows * tile.thread_columns // WARP
-    columns = tile.columns * (tile.depth + vector) if product.column_vector[0] else tile.depth * (tile.columns + vector)
-    rows = tile.rows * (tile.depth + vector) if product.row_vector[0] else tile.depth * (tile.rows + vector)
+    # Only operands of 16 bits stay as they are stored; others are transposed on their way to shared memory.
+    columns, rows = (
+        side * (tile.depth + vector) if deep or size != 2 else tile.depth * (side + vector)
+        for side, deep in ((tile.columns, product.column_vector[0]), (tile.rows, product.row_vector[0]))
+    )
     return Use(
         tile.threads * WARP,
         min(255, accumulators + 4 * fragments + 40 + SPARE_REGISTERS),
