@@ -8,10 +8,12 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tvm_ffi
 
 import tvm_ext.bench.calibrate
 import tvm_ext.system.host
@@ -207,3 +209,23 @@ def test_two_commands_do_not_measure_at_a_time(path: Path, measured: list[int]) 
     beside.join()
     assert measured == []
     assert machine_of(resolve_target("native")).clock == 3.0
+
+
+def test_as_many_threads_as_there_are_cores_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = resolve_target(None)
+    cores = machine_of(target).cores
+    count = tvm_ffi.get_global_func("runtime.NumThreads")
+
+    class Counted:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def __getattr__(self, _name: str) -> Any:
+            return count
+
+    monkeypatch.setattr(tvm_ext.bench.calibrate, "Figures", Counted)
+    for said in (cores - 1 or 3, cores + 5):
+        monkeypatch.setenv("TVM_NUM_THREADS", str(said))
+        with ThreadPoolExecutor(1) as fresh:  # a thread without a pool, as the main one of a command is
+            figures = fresh.submit(tvm_ext.bench.calibrate.calibrate, target, (), 1).result()
+        assert figures == dict.fromkeys(FIGURES, cores)

@@ -22,7 +22,7 @@ from tvm_ext.bench.peak import Copy, MultiplyAdds
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.rule import ScheduleRule, apply_rules
-from tvm_ext.system.threads import use_all_cores
+from tvm_ext.system.threads import in_threads, is_given_up
 
 CHAIN_CYCLES = 6
 """Cycles of a round of xorshift: three shifts and three exclusive ors, each of which waits for the one before."""
@@ -56,6 +56,9 @@ def calibrate(
 ) -> dict[str, float]:
     """Measure the figures of :data:`tvm_ext.schedules.cpu.machine.FIGURES` on this machine.
 
+    What all cores do together is measured in as many threads as there are cores, whatever the environment says: the
+    figures are the machine's, and serve processes of any number of threads.
+
     Parameters
     ----------
     target : tvm.target.Target
@@ -72,8 +75,17 @@ def calibrate(
     dict
         Figures by name, in the units of :class:`~tvm_ext.schedules.cpu.machine.Machine`.
     """
-    use_all_cores()
     machine = machine_of(target)
+    return in_threads(machine.cores, lambda: _measured(target, machine, rules, rounds, progress))
+
+
+def _measured(
+    target: tvm.target.Target,
+    machine: Machine,
+    rules: tuple[ScheduleRule, ...],
+    rounds: int,
+    progress: Callable[[str], None],
+) -> dict[str, float]:
     figures = Figures(target, machine, rules)
     measures = {
         "clock": figures.clock,
@@ -92,6 +104,8 @@ def calibrate(
     found: dict[str, list[float]] = {name: [] for name in measures}
     for number in range(rounds):
         for name, measure in measures.items():
+            if is_given_up():
+                return {}
             progress(f"{name} ({number + 1} of {rounds})")
             found[name].append(measure())
     return {name: median(values) for name, values in found.items()}
