@@ -23,7 +23,7 @@ from tvm_ext.schedules.compute.attention import SCORES, Step
 from tvm_ext.schedules.cpu.open_tiles import ZERO, digits, kept, product, registers, whole
 from tvm_ext.schedules.cpu.tasks import WORK_ATTRIBUTE
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
-from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE
+from tvm_ext.schedules.simd.loops import EXACT_ATTRIBUTE, SIMD_ATTRIBUTE
 from tvm_ext.schedules.simd.tiles import TILE_ATTRIBUTE
 
 RULE = "cpu.open_attention"
@@ -38,7 +38,13 @@ VECTORS = 2
 FEW_ROWS = 2
 """Rows beside whole tiles that are computed one by one."""
 
-_DONE = {RULE_ATTRIBUTE: RULE, "tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": 8}
+_DONE = {
+    RULE_ATTRIBUTE: RULE,
+    EXACT_ATTRIBUTE: True,
+    "tirx.is_scheduled": True,
+    "tirx.noalias": True,
+    "op_pattern": 8,
+}
 
 ELEMENTS: dict[str, Callable[..., Any]] = {
     "relax.add": lambda a, b: a + b,

@@ -32,6 +32,10 @@ from tvm_ext.schedules.simd.transcendental import expands
 from tvm_ext.schedules.simd.vector import broadcast, choose, element_type
 from tvm_ext.schedules.simd.widen import NeedsWholeVectors, NotVectorizable, Widener, uses
 
+EXACT_ATTRIBUTE = "tvm_ext.exact_buffers"
+"""Attribute of a kernel that uses all of its buffers: with open extents TVM would not find that, but make their strides
+the largest of all counts that it meets."""
+
 SIMD_ATTRIBUTE = "tvm_ext.simd"
 """Loop annotation: lanes of the vectors that the loop is to be made of."""
 

@@ -21,7 +21,12 @@ from tvm_ext.schedules.simd.bounds import unproved_accesses
 from tvm_ext.schedules.simd.expansion import expand_all
 from tvm_ext.schedules.simd.functions import separate_marked_loops
 from tvm_ext.schedules.simd.imported import import_definitions, imported
-from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE, holds_extremes_in_vectors, vectorize_marked_loops
+from tvm_ext.schedules.simd.loops import (
+    EXACT_ATTRIBUTE,
+    SIMD_ATTRIBUTE,
+    holds_extremes_in_vectors,
+    vectorize_marked_loops,
+)
 from tvm_ext.schedules.simd.prefetch import STEP_ATTRIBUTE
 from tvm_ext.schedules.simd.ramps import holds_ramps, with_plain_ramps
 from tvm_ext.schedules.simd.stream import complete_streams
@@ -31,15 +36,21 @@ UNPROVED_ATTRIBUTE = "tvm_ext.unproved_access"
 """Attribute of a kernel whose vector code was thrown away: the access that was not proved to stay inside its tensor."""
 
 
-def lower_to_loops() -> tvm.transform.Pass:
-    """Make the pass that does the first half of TVM's lowering: no blocks any more, loops over flat buffers."""
+def lower_to_loops(compact: bool = True) -> tvm.transform.Pass:
+    """Make the pass that does the first half of TVM's lowering: no blocks any more, loops over flat buffers.
+
+    Parameters
+    ----------
+    compact : bool
+        Whether buffers shrink to the part of them that is used.
+    """
     return tvm.transform.Sequential(
         [
             s_tir.transform.CanonicalizeLoop(),
             s_tir.transform.LowerInitBlock(),
             s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
             s_tir.transform.ConvertBlocksToOpaque(),
-            s_tir.transform.CompactBufferAllocation(),
+            *([s_tir.transform.CompactBufferAllocation()] if compact else []),
             s_tir.transform.LowerMatchBuffer(),
             s_tir.transform.StmtSimplify(),
             s_tir.transform.LowerOpaqueBlock(),
@@ -61,7 +72,7 @@ def has_blocks(func: tirx.PrimFunc) -> bool:
 
 def vector_code() -> tvm.transform.Pass:
     """Make the pass; it works on the PrimFuncs of a module that is compiled for a CPU."""
-    to_loops = lower_to_loops()
+    to_loops, keeping_buffers = lower_to_loops(), lower_to_loops(compact=False)
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.VectorCode")
     def _vector_code(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
@@ -74,7 +85,9 @@ def vector_code() -> tvm.transform.Pass:
             return mod
         target = tvm.target.Target.current(allow_none=True)
         isa = machine_of(target).isa if target else ""
-        lowered = to_loops(tvm.IRModule(kernels))
+        exact = {name: func for name, func in kernels.items() if EXACT_ATTRIBUTE in (func.attrs or {})}
+        lowered = to_loops(tvm.IRModule({name: func for name, func in kernels.items() if name not in exact}))
+        lowered.update(keeping_buffers(tvm.IRModule(exact)))
         updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
         for global_var in kernels:
             func = expand_all(_vectorized(with_plain_ramps(lowered[global_var])), isa)

@@ -184,7 +184,9 @@ def request(shapes: Mapping[str, Sequence[int | str | None] | None], source: str
         for name, dims in shapes.items()
         if dims is None or any(not isinstance(dim, int) for dim in dims)
     ]
+    names = dict.fromkeys(dim for dims in shapes.values() for dim in dims or () if isinstance(dim, str))
+    ranges = ",".join(f"{name}=1..512" for name in names) or "NAME=1..512"
     return (
         f"{source}: the model leaves dimensions of its inputs open ({listed(shapes)}); give their sizes: "
-        f"{' '.join(options)} with a number for each ..., or keep them open: --dynamic NAME=1..512"
+        f"{' '.join(options)} with a number for each ..., or keep them open: --dynamic {ranges}"
     )

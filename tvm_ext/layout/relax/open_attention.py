@@ -54,6 +54,7 @@ class _Rewriter(AttentionMutator):
         self.machine = machine
         self.words: dict[Any, tuple[str, ...]] = {}
         self.decisions: list[Decision] = []
+        self.kernels: dict[OpenAttention, tvm.ir.GlobalVar] = {}
 
     def begin(self, function: relax.Function) -> bool:
         """Look at a function before it is rewritten, and say whether there is anything to rewrite."""
@@ -97,7 +98,10 @@ class _Rewriter(AttentionMutator):
             TILE_ROWS if wide else FEW_TILE_ROWS, self.machine.lanes(dtype),
         )  # fmt: skip
         self.decisions.append(Decision.of("matmul", "open attention", spec, self.words.get(var, ())))
-        kernel = self.builder_.add_func(spec.kernel(), "open_attention")
+        # Layers share a kernel; the builder does not find them equal, as each has variables of its own.
+        kernel = self.kernels.get(spec)
+        if kernel is None:
+            kernel = self.kernels[spec] = self.builder_.add_func(spec.kernel(), "open_attention")
         logical = [*batch, rows, columns]
         result = relax.TensorType([logical[axis] for axis in order], dtype)
         given = [self.visit_expr(expr) for expr in (query.expr, key.expr, value.expr, *found.others)]
