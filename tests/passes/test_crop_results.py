@@ -14,7 +14,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from tvm_ext.errors import GraphError
-from tvm_ext.passes.crop_plan import Crops, Operator, Windows, plan_crops, verify_crops
+from tvm_ext.passes.crop_plan import Crops, Follows, Operator, Windows, plan_crops, verify_crops
 from tvm_ext.passes.crop_results import crop_results
 
 
@@ -204,7 +204,10 @@ def test_parts_of_windows(
 
 
 def test_a_plan_that_reads_what_is_not_there_is_refused() -> None:
-    operators = [Operator("other", (1, 2, 8)), Operator("slice", (1, 2, 4), (0,), begin=(0, 0, 2), returned=True)]
+    operators = [
+        Operator("other", (1, 2, 8)),
+        Operator("mapped", (1, 2, 4), (0,), readings=((Follows(0), Follows(1), Follows(2, 2)),), returned=True),
+    ]
     verify_crops(plan_crops(operators), operators)
     with pytest.raises(GraphError, match="reads"):
         verify_crops(Crops({0: ((0, 1), (0, 2), (0, 3))}), operators)

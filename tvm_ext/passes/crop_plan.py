@@ -1,7 +1,8 @@
 """Decides which results need not be computed whole, as only slices of them are read.
 
-A slice of a convolution or pooling is one of fewer windows, over a part of its input and with other padding; a slice of
-an element-wise operator is that operator on slices. Parts that several readers need are joined into one box.
+A slice of a convolution or pooling is one of fewer windows, over a part of its input and with other padding; rows of a
+product are products of rows; a slice of an element-wise operator is that operator on slices. Parts that several readers
+need are joined into one box.
 """
 
 from __future__ import annotations
@@ -15,6 +16,12 @@ from tvm_ext.errors import GraphError
 
 Region: TypeAlias = tuple[tuple[int, int], ...]
 """Of each axis, the first element and the one behind the last."""
+
+SMALL = 4
+"""An operator on a copy of a part of what it reads must compute this many times less than without."""
+
+WORTH_A_COPY = 8
+"""Steps of a sum for whose sake an element is copied."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +57,30 @@ class Windows:
 
 
 @dataclass(frozen=True)
+class Follows:
+    """An axis of an operand along which is read what is computed along an axis of the result, so many elements on."""
+
+    axis: int
+    offset: int = 0
+
+
+Reading: TypeAlias = tuple[Follows | tuple[int, int] | None, ...]
+"""What is read along each axis of an operand: what the result follows, always the same part, or (None) everything."""
+
+
+@dataclass(frozen=True)
 class Operator:
     """An operator, or an input of the graph.
 
     Attributes
     ----------
     kind : str
-        ``window``: slides windows along the axes from the third on, over its first operand; ``pointwise``; ``slice``;
-        ``other``: reads its operands whole.
+        ``window``: slides windows along the axes from the third on, over its first operand; ``mapped``: each element of
+        the result is of elements that its readings tell; ``other``: reads its operands whole.
     shape : tuple of int
         Of the result; empty for what is no tensor of known extents.
-    operands : tuple of int
-        Earlier operators whose results it reads.
+    operands : tuple of (int or None)
+        Earlier operators whose results it reads; None where it is a constant.
     windows : tuple of Windows
         Of a ``window``, one for each axis from the third on.
     cuts_channels : bool
@@ -69,19 +88,28 @@ class Operator:
         from the same ones otherwise.
     mixes : bool
         Of a ``window``, whether a channel of its result is of all channels of its input.
-    begin : tuple of int
-        Of a ``slice``, where it begins in its operand along each axis.
+    readings : tuple of Reading
+        Of a ``mapped``, for each operand.
+    whole_axes : tuple of int
+        Of a ``mapped``, axes of the result that are computed whole or not at all.
+    work : int
+        Of a ``mapped``, the steps for an element; 0 where elements are only moved.
+    slices : bool
+        Of a ``mapped``, whether it does nothing but read a part of its operand.
     returned : bool
         Whether the result is a result of the graph.
     """
 
-    kind: Literal["window", "pointwise", "slice", "other"]
+    kind: Literal["window", "mapped", "other"]
     shape: tuple[int, ...]
-    operands: tuple[int, ...] = ()
+    operands: tuple[int | None, ...] = ()
     windows: tuple[Windows, ...] = ()
     cuts_channels: bool = False
     mixes: bool = False
-    begin: tuple[int, ...] = ()
+    readings: tuple[Reading, ...] = ()
+    whole_axes: tuple[int, ...] = ()
+    work: int = 0
+    slices: bool = False
     returned: bool = False
 
 
@@ -108,16 +136,28 @@ def size(region: Region) -> int:
     return prod(end - begin for begin, end in region)
 
 
-def read_region(operator: Operator, operand: Sequence[int], region: Region) -> Region | None:
-    """Find what an operator reads of an operand of some shape to compute a region; None: it cannot compute that alone.
+def read_region(operator: Operator, index: int, operand: Sequence[int], region: Region) -> Region | None:
+    """Find what an operator reads of an operand to compute a region; None: it cannot compute that alone.
 
-    An operand of fewer axes, or of extents of one, is broadcast.
+    Parameters
+    ----------
+    operator : Operator
+    index : int
+        Which of its operands.
+    operand : sequence of int
+        The operand's extents.
+    region : Region
+        Of the operator's result.
     """
-    if operator.kind == "slice":
-        return tuple((first + begin, last + begin) for (first, last), begin in zip(region, operator.begin, strict=True))
-    if operator.kind == "pointwise":
-        behind = region[len(region) - len(operand) :]
-        return tuple((0, 1) if extent == 1 else part for extent, part in zip(operand, behind, strict=True))
+    if operator.kind == "mapped":
+        if any(region[axis] != (0, operator.shape[axis]) for axis in operator.whole_axes):
+            return None
+        return tuple(
+            (0, extent) if read is None
+            else (region[read.axis][0] + read.offset, region[read.axis][1] + read.offset) if isinstance(read, Follows)
+            else read
+            for read, extent in zip(operator.readings[index], operand, strict=True)
+        )  # fmt: skip
     if operator.kind == "window" and region != whole(operator.shape):
         parts = [axis.part(*along) for axis, along in zip(operator.windows, region[2:], strict=True)]
         if any(part is None for part in parts):
@@ -132,8 +172,8 @@ def read_region(operator: Operator, operand: Sequence[int], region: Region) -> R
 def plan_crops(operators: Sequence[Operator]) -> Crops:
     """Decide which operators compute a part of their results.
 
-    A part of an input that is computed whole has to be copied: that is only done for windows whose results are as many
-    elements. An element-wise operator is only taken into account between windows and slices.
+    A part of an input that is computed whole has to be copied: that is done for windows whose results are as many
+    elements, and for other operators where that is little beside what they need not compute.
 
     Parameters
     ----------
@@ -159,9 +199,11 @@ def _needed(operators: Sequence[Operator], kept: set[int]) -> dict[int, Region]:
             region = whole(operator.shape)
         if operator.shape:
             found[number] = region
-        for place in operator.operands:
+        for index, place in enumerate(operator.operands):
+            if place is None:
+                continue
             operand = operators[place].shape
-            read = read_region(operator, operand, region) if operator.shape else whole(operand)
+            read = read_region(operator, index, operand, region) if operator.shape else whole(operand)
             assert read is not None
             known = found.get(place, read)
             found[place] = tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(known, read, strict=True))
@@ -171,22 +213,31 @@ def _needed(operators: Sequence[Operator], kept: set[int]) -> dict[int, Region]:
 def _can_crop(operator: Operator, region: Region) -> bool:
     if operator.kind == "other" or size(region) == 0:
         return False
-    return operator.kind != "window" or read_region(operator, (0,) * len(operator.shape), region) is not None
+    if operator.kind == "mapped":
+        return all(region[axis] == (0, operator.shape[axis]) for axis in operator.whole_axes)
+    return read_region(operator, 0, (0,) * len(operator.shape), region) is not None
 
 
 def _pays(operators: Sequence[Operator], needed: dict[int, Region], number: int) -> bool:
     operator, region = operators[number], needed[number]
-    for place in operator.operands:
+    copied = 0
+    for index, place in enumerate(operator.operands):
+        if place is None:
+            continue
         shape = operators[place].shape
-        read = read_region(operator, shape, region)
+        read = read_region(operator, index, shape, region)
         if read is None:
             return False
-        has = needed.get(place, whole(shape))
-        if operator.kind == "pointwise" and has != read:
-            return False
-        if operator.kind == "window" and has != read and size(read) > size(region):
-            return False
-    return operator.kind != "pointwise" or bool(operator.operands)
+        if needed.get(place, whole(shape)) != read:
+            copied += size(read)
+    if not copied or operator.slices:
+        return True
+    if operator.kind == "window":
+        return copied <= size(region)
+    if size(region) * SMALL > size(whole(operator.shape)):
+        return False
+    saved = size(whole(operator.shape)) - size(region)
+    return operator.work <= 1 or copied * WORTH_A_COPY <= saved * operator.work
 
 
 def verify_crops(crops: Crops, operators: Sequence[Operator]) -> None:
@@ -201,9 +252,11 @@ def verify_crops(crops: Crops, operators: Sequence[Operator]) -> None:
         region = crops.regions.get(number, whole(operator.shape))
         if operator.returned and number in crops.regions:
             raise GraphError(f"crops: result {number} is returned, and must be computed whole")
-        for place in operator.operands:
+        for index, place in enumerate(operator.operands):
+            if place is None:
+                continue
             shape = operators[place].shape
-            read = read_region(operator, shape, region) if operator.shape else whole(shape)
+            read = read_region(operator, index, shape, region) if operator.shape else whole(shape)
             has = crops.regions.get(place, whole(shape))
             inside = read is not None and all(a <= c and d <= b for (a, b), (c, d) in zip(has, read, strict=True))
             if not inside:
