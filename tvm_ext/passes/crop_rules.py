@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 
 from tvm_ext.passes.crop_plan import Follows, Operator, Reading, Windows
@@ -61,7 +62,7 @@ class Extents:
         if isinstance(extent, int | tirx.IntImm):
             return int(extent)
         for place, known in enumerate(self.open):
-            if tvm.ir.structural_equal(known, extent):
+            if tvm_ffi.structural_equal(known, extent):
                 return (place + 1) * _UNIT
         self.open.append(extent)
         return len(self.open) * _UNIT
