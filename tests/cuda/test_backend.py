@@ -16,6 +16,7 @@ from tvm.script import tirx as T
 
 import tvm_ext
 from tests.commands import real_command
+from tests.cuda.whole_model import EmulatedModel
 from tests.schedules.kernels import graph
 from tests.zoo import get
 from tvm_ext.artifact.device_errors import device_error, older_gpu
@@ -356,3 +357,22 @@ def test_what_commands_say_without_a_gpu(command: tuple[str, ...], target: str, 
     done = real_command(*given, path, "--target", target)
     assert words in done.error(done.code)
     assert done.code not in (0, 1)
+
+
+@pytest.mark.parametrize("name", ["matmul", "softmax"])
+def test_what_two_results_are_made_of_keeps_its_rule(name: str) -> None:
+    """With both behind it in one kernel each thread went through a row of its own."""
+
+    def build(builder: relax.BlockBuilder, x: relax.Expr, w: relax.Expr) -> relax.Expr:
+        y = builder.emit(R.matmul(x, w) if name == "matmul" else R.nn.softmax(x))
+        return relax.Tuple([builder.emit(R.nn.relu(y)), builder.emit(R.multiply(y, R.const(2.0)))])
+
+    model = EmulatedModel(graph(build, [((33, 64), "float32"), ((64, 64), "float32")]), fuse="mapping-type")
+    x, w = (
+        np.random.default_rng(seed).standard_normal((rows, 64)).astype("float32") for seed, rows in ((0, 33), (1, 64))
+    )
+    y = x @ w if name == "matmul" else np.exp(x) / np.exp(x).sum(1, keepdims=True)
+    for have, want in zip(model(x, w), (np.maximum(y, 0), 2 * y), strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5)
+    assert {"cuda.matmul", "cuda.row_reduction"} & set(model.rules.values())
+    assert "cuda.window" not in model.rules.values()

@@ -137,9 +137,17 @@ def test_limits() -> None:
     fan = OperatorGraph("fan", (Operator("o", "op", ONE_TO_ONE, nbytes=8), *readers), {})
     assert len(blocks(fan)) == 1
     assert len(blocks(fan, FusionOptions(max_results=2))) > 1
+    assert len(blocks(fan, FusionOptions(max_anchored_results=1))) == 1
 
 
-@pytest.mark.parametrize("name", ["max_operators", "max_operands", "max_results"])
+def test_results_behind_an_operator_that_decides_the_loops() -> None:
+    readers = (Operator(f"r{index}", "op", ONE_TO_ONE, (Edge(0, ONE_TO_ONE),)) for index in range(2))
+    fan = OperatorGraph("fan", (Operator("o", "op", MANY_TO_MANY, nbytes=8), *readers), {})
+    assert blocks(fan) == [(0, 1, 2)]
+    assert (0,) in blocks(fan, FusionOptions(max_anchored_results=1))
+
+
+@pytest.mark.parametrize("name", ["max_operators", "max_operands", "max_results", "max_anchored_results"])
 def test_limits_are_positive(name: str) -> None:
     with pytest.raises(OptionError, match=name):
         FusionOptions(**{name: 0})

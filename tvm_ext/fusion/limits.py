@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tvm_ext.errors import OptionError
+from tvm_ext.fusion.block_mapping import is_anchor
 from tvm_ext.fusion.cost_model import LinearModel
 from tvm_ext.fusion.operator_graph import OperatorGraph
 from tvm_ext.fusion.plan import removable_operators
@@ -27,6 +28,8 @@ class FusionOptions:
         Tensors a block reads: they compete for registers and address arithmetic.
     max_results : int
         Tensors a block writes.
+    max_anchored_results : int
+        Tensors a block writes that has an operator which decides its loops, such as a product or a reduction.
     refine : bool
         Whether operators move between blocks after these have grown.
 
@@ -39,10 +42,11 @@ class FusionOptions:
     max_operators: int = 48
     max_operands: int = 24
     max_results: int = 6
+    max_anchored_results: int = 6
     refine: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("max_operators", "max_operands", "max_results"):
+        for name in ("max_operators", "max_operands", "max_results", "max_anchored_results"):
             if getattr(self, name) < 1:
                 raise OptionError(f"option {name} of the fusion planner: {getattr(self, name)!r} is not at least 1")
 
@@ -85,4 +89,6 @@ class BlockLimits:
         sources = {edge.source for index in members for edge in operators[index].edges} - set(members)
         given = {name for index in members for name in operators[index].given}
         results = len(members) - len(removable_operators(self._graph, members))
-        return len(sources) + len(given) <= limits.max_operands and results <= limits.max_results
+        anchored = any(is_anchor(operators[index]) for index in members)
+        most = min(limits.max_results, limits.max_anchored_results) if anchored else limits.max_results
+        return len(sources) + len(given) <= limits.max_operands and results <= most

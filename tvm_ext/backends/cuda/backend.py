@@ -55,9 +55,9 @@ from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
 from tvm_ext.schedules.instructions.rows import DP4A, MMA_M16N8K16, MMA_M16N8K32, WGMMA_M64N128K16
 from tvm_ext.schedules.rule import ScheduleRule, apply_schedule_rules, make_intrinsics, prepare_kernels
 
-FUSION = FusionOptions(max_operators=32, max_operands=12, max_results=4)
+FUSION = FusionOptions(max_operators=32, max_operands=12, max_results=4, max_anchored_results=1)
 """Limits of a block on a GPU: each tensor takes an address (two registers) and a vector under way (four), each result
-a vector; at 64 registers a thread, full occupancy halves."""
+a vector; at 64 registers a thread, full occupancy halves. Rules of products and reductions store one result."""
 
 
 def _canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
