@@ -30,10 +30,6 @@ Attributes = Mapping[str, Any]
 # Variants that TVM's own converters take without complaint and compute wrongly, by comparison with the test cases of
 # ONNX. A converter of this package for the operator has no such gaps.
 WRONG_IN_TVM: dict[str, tuple[Callable[[onnx.NodeProto, Attributes], bool], str]] = {
-    "BatchNormalization": (
-        lambda node, given: given.get("training_mode", 0) == 1,
-        "TVM cannot compute its training mode",
-    ),
     "Dropout": (
         lambda node, given: len(node.input) > 2 and bool(node.input[2]),
         "TVM cannot compute its training mode",

@@ -108,6 +108,43 @@ class RMSNormalization(_Normalization):
     centred = False
 
 
+class BatchNormalization(onnx_frontend.BatchNormalization):
+    """Zero mean and unit variance of each channel, then scale and bias: by given statistics, or by the batch's own.
+
+    The latter is the training mode, which exporters also write where weights are standardised.
+    """
+
+    @classmethod
+    def _impl_v15(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: Any) -> Any:
+        if not attr.get("training_mode", 0):
+            return super()._impl_v15(bb, inputs, attr, params)
+        return cls._by_own_statistics(Node("BatchNormalization", attr, params), bb, inputs)
+
+    @classmethod
+    def _by_own_statistics(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the normalised tensor, and the given statistics with a share of the batch's."""
+        x, scale, bias, mean, variance = (emit(bb, value) for value in inputs[:5])
+        rank = len(node.dims(x, "X"))
+        axes, along = [axis for axis in range(rank) if axis != 1], [-1] + [1] * (rank - 2)
+        precise = "float32" if dtype_of(x) in ("float16", "bfloat16") else dtype_of(x)
+        data = emit(bb, astype(bb, x, precise))
+        own_mean = bb.emit(relax.op.mean(data, axes, keepdims=True))
+        spread = bb.emit(relax.op.subtract(data, own_mean))
+        own_variance = bb.emit(relax.op.mean(bb.emit(relax.op.multiply(spread, spread)), axes, keepdims=True))
+        shifted = bb.emit(relax.op.add(own_variance, constant(node.number("epsilon", 1e-5), precise)))
+        result = bb.emit(relax.op.multiply(spread, bb.emit(relax.op.rsqrt(shifted))))
+        for apply, value in ((relax.op.multiply, scale), (relax.op.add, bias)):
+            result = bb.emit(apply(result, bb.emit(relax.op.reshape(emit(bb, astype(bb, value, precise)), along))))
+        outputs = [astype(bb, result, dtype_of(x))]
+        share = node.number("momentum", 0.9)
+        for given, own in ((mean, own_mean), (variance, own_variance)):
+            flat = bb.emit(relax.op.reshape(own, [-1]))
+            kept = relax.op.multiply(emit(bb, astype(bb, given, precise)), constant(share, precise))
+            added = relax.op.multiply(flat, constant(1 - share, precise))
+            outputs.append(astype(bb, bb.emit(relax.op.add(bb.emit(kept), bb.emit(added))), dtype_of(given)))
+        return node.outputs(outputs)
+
+
 class MeanVarianceNormalization(Converter):
     """Zero mean and unit variance over some axes; where all elements are equal, nothing is divided by zero."""
 
@@ -169,6 +206,7 @@ class LRN(Converter):
 
 
 CONVERTERS: dict[tuple[str, str], type] = {
+    ("", "BatchNormalization"): BatchNormalization,
     ("", "LRN"): LRN,
     ("", "LayerNormalization"): LayerNormalization,
     ("", "LpNormalization"): LpNormalization,

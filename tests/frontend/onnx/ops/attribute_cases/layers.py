@@ -39,6 +39,19 @@ def collect(draw: Draw) -> None:
         {"X": picture, "s": draw.normal(4), "b": draw.normal(4), "m": draw.normal(4), "v": abs(draw.normal(4))},
         {"epsilon": 0.1},
     )
+    for x, parameters in (
+        (picture, ()),
+        (picture, ("s", "b", "m", "v")),
+        (picture[:, :, 0], ()),
+        (picture[:, :, 0, 0], ()),
+    ):
+        draw.case(
+            "BatchNormalization",
+            {"X": x, "s": draw.normal(4), "b": draw.normal(4), "m": draw.normal(4), "v": abs(draw.normal(4))},
+            {"epsilon": 0.1, "momentum": 0.75, "training_mode": 1},
+            parameters,
+            outs=("Y", "M", "V"),
+        )
     draw.case("MeanVarianceNormalization", {"X": picture}, {"axes": [0, 2]})
     draw.case("MeanVarianceNormalization", {"X": picture})
     draw.case("Dropout", {"X": draw.normal(3, 5)})
