@@ -46,8 +46,8 @@ PASSES = {
 
 
 MODULES = """
-    adagrad adam attention batchnorm cast clip col2im cumprod deformconv det dynamicquantizelinear einsum expand mod
-    momentum
+    adagrad adam attention batch_normalization cast clip col2im cumprod deformconv det dynamicquantizelinear einsum
+    expand mod momentum
     nonmaxsuppression reducemax reducesum slice tensorscatter unique
 """.split()
 """Modules of onnx that make these tests; to make all of its tests takes ten seconds."""
