@@ -16,8 +16,9 @@ from tvm_ext.system.host import machine as this_machine
 FORMAT = 2
 """Of the file. The first one held the figures of one machine; it is still read."""
 
-LARGEST = 1e300
-"""No figure of a machine is beyond it; integers of a file may be beyond all floats."""
+RATES, SECONDS = (1.0, 1e15), (1e-15, 10.0)
+"""Least and largest of what a machine does a second, and of how long it takes: the figures of a file that is damaged
+may be finite, and what is computed from them is not."""
 
 VARIABLE = "TVM_EXT_CALIBRATION"
 """Environment variable that names another file; none is read if it is empty."""
@@ -122,8 +123,9 @@ def _read(path: Path, names: Collection[str]) -> Calibration | None:
     if not isinstance(figures, dict) or set(figures) != set(names):
         raise Stale("it does not have the figures of this version")
     for name, value in figures.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST:
-            raise Stale(f"its {name} is {value!r}, expected a positive number")
+        least, largest = SECONDS if name.endswith("seconds") else RATES
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= largest:
+            raise Stale(f"its {name} is {value!r}, expected a number from {least:g} to {largest:g}")
     if not isinstance(row.get("date"), str):
         raise Stale("it has no date")
     return Calibration(figures, row["date"])
