@@ -16,7 +16,7 @@ from tvm_ext.system.host import machine as this_machine
 FORMAT = 2
 """Of the file. The first one held the figures of one machine; it is still read."""
 
-RATES, SECONDS = (1.0, 1e15), (1e-15, 10.0)
+RATES, SECONDS = (1.0, 1e15), (1e-15, 100.0)
 """Least and largest of what a machine does a second, and of how long it takes: the figures of a file that is damaged
 may be finite, and what is computed from them is not."""
 

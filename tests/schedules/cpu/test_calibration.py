@@ -124,7 +124,7 @@ def document(path: Path) -> dict[str, Any]:
         (
             "figures",
             MEASURED.figures | {"call_seconds": 3600},
-            "call_seconds is 3600, expected a number from 1e-15 to 10",
+            "call_seconds is 3600, expected a number from 1e-15 to 100",
         ),
         ("figures", MEASURED.figures | {"clock": True}, "its clock is True, expected a number from 1 to 1e.15"),
         ("figures", MEASURED.figures | {"clock": float("nan")}, "its clock is nan, expected a number from 1 to 1e.15"),
