@@ -145,7 +145,7 @@ def computed_chunks(width: int, chunks: int, machine: Machine, reduction: int = 
     def cost(count: int) -> float:
         return count * tile_cost(width, register_tile(width, count, machine, reduction), reduction, machine)
 
-    return min(range(chunks, chunks + 4), key=lambda count: (cost(count) * (1 if count == chunks else 1.1), count))
+    return min(range(chunks, chunks + 4), key=lambda count: (cost(count) * (1 if count == chunks else 1.05), count))
 
 
 def computed_width(width: int, chunks: int, machine: Machine, reduction: int = 0) -> int:

@@ -29,8 +29,8 @@ class KnownCpu:
         Bytes a cycle that a core reads from its L2 cache while it multiplies; 0: as any CPU of its instruction set.
     memory_bandwidth : float
         Bytes a second that two cores together move between memory and registers; 0: as any CPU of its instruction set.
-    slow_loads : bool
-        Whether loads beyond one for every two multiply-adds take time of their own.
+    free_loads : int
+        Loads beside six multiply-adds of vectors that take no time of their own; 0: however many there are.
     fetches_once : bool
         Whether non-temporal fetches of what several cores read once are faster: measured, transposes of 64 MiB take
         0.88 to 0.95 of the time on two cores of Zen 5, those of 16 MiB 0.97 to 1.00; on one core up to 1.06.
@@ -48,7 +48,7 @@ class KnownCpu:
     cores: int = 0
     l2_bytes: int = 0
     memory_bandwidth: float = 0.0
-    slow_loads: bool = False
+    free_loads: int = 0
     fetches_once: bool = False
     fetches_near: bool = False
 
@@ -67,19 +67,21 @@ KNOWN_CPUS: Mapping[str, KnownCpu] = {
     "grace": KnownCpu(64, 1 << 10, 114 << 10, 3.1e9, 4),
     # Servers with AVX-512: the clock is that of all cores in vectors of 512 bits, the last cache that of a usual part.
     "skylake-avx512": KnownCpu(
-        32, 1 << 10, 27 << 10, 2.4e9, 2, l2_bytes=48, slow_loads=True
+        32, 1 << 10, 27 << 10, 2.4e9, 2, l2_bytes=48, free_loads=3
     ),  # Xeon Scalable, first generation
-    "cascadelake": KnownCpu(32, 1 << 10, 27 << 10, 2.6e9, 2, l2_bytes=48, slow_loads=True),
-    "cooperlake": KnownCpu(32, 1 << 10, 38 << 10, 2.8e9, 2, l2_bytes=48, slow_loads=True),
-    "icelake-server": KnownCpu(48, 1280, 48 << 10, 2.8e9, 2, l2_bytes=48, slow_loads=True),
-    "sapphirerapids": KnownCpu(48, 2 << 10, 105 << 10, 3.0e9, 2, l2_bytes=48, slow_loads=True),
-    "emeraldrapids": KnownCpu(48, 2 << 10, 320 << 10, 3.0e9, 2, l2_bytes=48, slow_loads=True),
-    "graniterapids": KnownCpu(48, 2 << 10, 480 << 10, 3.0e9, 2, l2_bytes=48, slow_loads=True),
+    "cascadelake": KnownCpu(32, 1 << 10, 27 << 10, 2.6e9, 2, l2_bytes=48, free_loads=3),
+    "cooperlake": KnownCpu(32, 1 << 10, 38 << 10, 2.8e9, 2, l2_bytes=48, free_loads=3),
+    "icelake-server": KnownCpu(48, 1280, 48 << 10, 2.8e9, 2, l2_bytes=48, free_loads=3),
+    "sapphirerapids": KnownCpu(48, 2 << 10, 105 << 10, 3.0e9, 2, l2_bytes=48, free_loads=3),
+    "emeraldrapids": KnownCpu(48, 2 << 10, 320 << 10, 3.0e9, 2, l2_bytes=48, free_loads=3),
+    "graniterapids": KnownCpu(48, 2 << 10, 480 << 10, 3.0e9, 2, l2_bytes=48, free_loads=3),
     # Cores of the fast kind, in vectors of 256 bits.
     "alderlake": KnownCpu(48, 1280, 30 << 10, 4.5e9, 2),
     "raptorlake": KnownCpu(48, 2 << 10, 36 << 10, 5.0e9, 2),
     "meteorlake": KnownCpu(48, 2 << 10, 24 << 10, 4.5e9, 2),
     "arrowlake": KnownCpu(48, 3 << 10, 36 << 10, 5.0e9, 2),
+    "znver2": KnownCpu(32, 512, 16 << 10, 3.2e9, 2, l2_bytes=29, memory_bandwidth=30e9, free_loads=4),  # EPYC 7002
+    "znver3": KnownCpu(32, 512, 32 << 10, 3.3e9, 2, l2_bytes=29, memory_bandwidth=30e9, free_loads=4),  # EPYC 7003
     "znver4": KnownCpu(32, 1 << 10, 32 << 10, 3.7e9, 1, l2_bytes=32),  # EPYC 9004: vectors of 512 bits in halves
     "znver5": KnownCpu(  # EPYC 9005
         48, 1 << 10, 32 << 10, 4.0e9, 2, l2_bytes=54, memory_bandwidth=48e9, fetches_once=True, fetches_near=True

@@ -40,8 +40,8 @@ class Machine:
     fuses : bool
         Whether one instruction multiplies and adds, and one loads an element into all lanes. Without, as with SSE, an
         element that is met with few vectors costs as much as a multiply-add.
-    slow_loads : bool
-        Whether loads beyond one for every two multiply-adds take time of their own.
+    free_loads : int
+        Loads beside six multiply-adds of vectors that take no time of their own; 0: however many there are.
     fetches_once : bool
         Whether several cores that read more than the caches hold, each line once, do so faster when it is fetched as
         such (non-temporal), which keeps it from the last cache. Other CPUs may have lost it when it is read.
@@ -83,7 +83,7 @@ class Machine:
     dot_product: str = ""
     pairs_loads: bool = False
     fuses: bool = True
-    slow_loads: bool = False
+    free_loads: int = 0
     fetches_once: bool = False
     fetches_near: bool = False
     l1: int = 32 << 10
@@ -126,11 +126,11 @@ class Machine:
 
         ``far`` is the number of vectors that come from the L2 cache.
         """
-        if not self.slow_loads:
+        if not self.free_loads:
             return 0.0
-        cycles = multiply_adds / 2
-        bytes_in_excess = far * self.vector_bits / 8 - FAR_BYTES * cycles
-        return SLOW_LOAD * max(0, loads - cycles) + SLOW_BYTE * max(0, bytes_in_excess)
+        loads_in_excess = loads - multiply_adds * self.free_loads / 6
+        bytes_in_excess = far * self.vector_bits / 8 - FAR_BYTES * multiply_adds / 2
+        return SLOW_LOAD * max(0, loads_in_excess) + SLOW_BYTE * max(0, bytes_in_excess)
 
     def narrowing(self, parts: int) -> float:
         """How many times as long as in whole vectors as many multiply-adds take in vectors of a part of the width.
@@ -166,11 +166,12 @@ UNFUSED_BROADCAST = 0.8
 """Multiply-adds that a load and a shuffle take the place of, measured with code for SSE4 on Zen 3."""
 
 SLOW_LOAD, SLOW_BYTE, FAR_BYTES = 0.8, 0.025, 16
-"""Multiply-adds that a load beyond one for every two takes the place of on servers by Intel, and those of a byte from
-the L2 cache beyond so many in the time of two.
+"""Multiply-adds that a load which is not free takes the place of, and those of a byte from the L2 cache beyond so many
+in the time of two.
 
-There tiles of 8 x 3 and 9 x 3 vectors were measured at 240 GFLOP/s, 14 x 2 and 6 x 4 at 225, 8 x 2 at 214 and 4 x 6 at
-210. On Zen 5 nothing is seen of it.
+On servers by Intel, where one load for every two multiply-adds is free, tiles of 8 x 3 and 9 x 3 vectors were measured
+at 240 GFLOP/s, 14 x 2 and 6 x 4 at 225, 8 x 2 at 214 and 4 x 6 at 210. On Zen 3, where two for every three are, in
+vectors of 256 bits: 6 x 2, 4 x 3 and 5 x 2 at 93 to 100, 9 x 1 to 13 x 1 at 68 to 79. On Zen 5 nothing is seen of it.
 """
 
 WORTH_FORKS = 1
@@ -208,7 +209,8 @@ ROWS: tuple[tuple[frozenset[str], Machine], ...] = (
     ),
     (frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}), Machine("avx512", 512, 32, l2=1 << 20)),
     (frozenset({"avx2", "fma", "avxvnni"}), Machine("avx2", 256, 16, "vnni")),
-    (frozenset({"avx2", "fma"}), Machine("avx2", 256, 16)),
+    # Two loads and two multiply-adds of 256 bits a cycle, as Haswell to Skylake and Zen 2 to Zen 4 have them.
+    (frozenset({"avx2", "fma"}), Machine("avx2", 256, 16, free_loads=4)),
     (frozenset({"sse4.1"}), Machine("sse4", 128, 16, fuses=False)),
     # Of 32 registers LLVM needs two to read the inputs of one multiply-add during another.
     (frozenset({"neon", "dotprod", "i8mm"}), Machine("neon", 128, 30, "sudot", pairs_loads=True, l1=64 << 10)),
@@ -278,7 +280,7 @@ def _machine(triple: str, mcpu: str, mattr: str, cores: int) -> Machine:
         row = replace(
             row, l1=known.l1 << 10, l2=known.l2 << 10, **_own_part(known.l3 << 10, own), clock=known.clock,
             flops=2 * lanes * known.units * known.clock,
-            l2_bandwidth=known.l2_bytes * known.clock or row.l2_bandwidth, slow_loads=known.slow_loads,
+            l2_bandwidth=known.l2_bytes * known.clock or row.l2_bandwidth, free_loads=known.free_loads,
             fetches_once=known.fetches_once, fetches_near=known.fetches_near,
             memory_bandwidth=known.memory_bandwidth or row.memory_bandwidth,
         )  # fmt: skip

@@ -57,7 +57,7 @@ def test_two_cores_of_a_server_count_on_a_part_of_its_last_cache() -> None:
 def test_slow_loads_choose_tiles_of_few_loads() -> None:
     """As measured on a server by Intel: 8 x 3 and 9 x 3 before 14 x 2 and 6 x 4, these before 8 x 2 and 4 x 6."""
     quick = replace(MACHINE, clock=3e9, flops=192e9)
-    slow = replace(quick, slow_loads=True)
+    slow = replace(quick, free_loads=3)
     assert (slow.excess_loads(11, 24), quick.excess_loads(10, 16)) == (0, 0)
     assert slow.excess_loads(10, 16) == pytest.approx(1.6)
     assert slow.excess_loads(10, 24, 4) == pytest.approx(1.6)
@@ -172,7 +172,7 @@ def test_known_cpus_are_names_of_llvm(name: str, monkeypatch: pytest.MonkeyPatch
     known, found = KNOWN_CPUS[name], machine.machine_of(target)
     assert (found.l1, found.l2, found.l3) == (known.l1 << 10, known.l2 << 10, known.l3 << 10)
     assert (found.isa, found.units) == ("avx2" if client else "avx512" if server else "neon", known.units)
-    assert (found.slow_loads, found.fetches_once) == (known.slow_loads, known.fetches_once)
+    assert (found.free_loads, found.fetches_once) == (known.free_loads, known.fetches_once)
     assert found.fetches_near == known.fetches_near
     assert found.flops == 2 * found.lanes("float32") * known.units * known.clock
     assert found.l2_bandwidth == (known.l2_bytes * known.clock or Machine("", 0, 0).l2_bandwidth)
