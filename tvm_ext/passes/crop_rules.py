@@ -14,7 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from tvm_ext.passes.crop_plan import Follows, Operator, Reading, Windows
+from tvm_ext.passes.crop_plan import Follows, Operator, Reading, Windows, read_region, whole
 from tvm_ext.relax_utils import constant
 
 LAYOUTS = {1: ("NCW", "OIW"), 2: ("NCHW", "OIHW"), 3: ("NCDHW", "OIDHW")}
@@ -133,8 +133,18 @@ def operator_of(value: Any, places: Mapping[Any, int], returned: bool, extents: 
         return None
     readings, whole_axes, work = found
     slices = name in ("relax.strided_slice", "relax.take")
-    return Operator("mapped", shape, operands, readings=tuple(readings), whole_axes=tuple(whole_axes), work=work,
-                    slices=slices, returned=returned)  # fmt: skip
+    operator = Operator("mapped", shape, operands, readings=tuple(readings), whole_axes=tuple(whole_axes), work=work,
+                        slices=slices, returned=returned)  # fmt: skip
+    return operator if _reads_what_is_there(operator, known_shapes) else None
+
+
+def _reads_what_is_there(operator: Operator, shapes: Sequence[Sequence[int]]) -> bool:
+    """Whether what is read lies in the operands: open extents that are equal may be written in different ways."""
+    for index, shape in enumerate(shapes):
+        read = read_region(operator, index, shape, whole(operator.shape))
+        if read is None or any(begin < 0 or end > extent for (begin, end), extent in zip(read, shape, strict=True)):
+            return False
+    return True
 
 
 _Found = tuple[Sequence[Reading], Sequence[int], int] | None
