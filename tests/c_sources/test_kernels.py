@@ -77,7 +77,7 @@ def test_functions_with_and_without_the_instructions_of_avx512(tmp_path: Path, i
     written = tvm_ext.compile(module, {"kind": "llvm", "mcpu": "skylake-avx512", "num-cores": 1}, emit="c")
     assert isinstance(written, CModel)
     written.write_to(tmp_path)
-    build(tmp_path, "gcc", ["CFLAGS=-std=c11 -O1 -Wno-psabi" + " -march=skylake-avx512" * instructions])
+    build(tmp_path, "gcc", ["CFLAGS=-std=c11 -O1 -Wno-psabi", "ARCH=" + "-march=skylake-avx512" * instructions])
     found = written.run_program(tmp_path, [x]).values()
     with np.errstate(over="ignore"):
         wide = x.astype("float64")

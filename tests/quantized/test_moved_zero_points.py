@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvm_ext
+from tests.cpu import LARGEST_WEIGHT
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="these tests compare with onnxruntime")
 GENERATOR = np.random.default_rng(0)
@@ -93,7 +94,7 @@ def dense(depth: int, columns: int, number: int, x: str) -> tuple[list[onnx.Node
         helper.make_node("Add", [names["d"], names["b"]], [names["y"]]),
     ]
     constants = {
-        names["w"]: integers("int8", depth, columns),
+        names["w"]: GENERATOR.integers(-LARGEST_WEIGHT, LARGEST_WEIGHT + 1, (depth, columns)).astype("int8"),
         names["ws"]: np.array(0.01 / np.sqrt(depth), "float32"),
         names["wz"]: np.array(0, "int8"),
         names["b"]: GENERATOR.standard_normal(columns).astype("float32"),

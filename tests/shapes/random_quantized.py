@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
+from tests.cpu import LARGEST_WEIGHT
 from tests.shapes import random_images
 from tests.shapes.random_images import SAMPLES, SIZES, join_step, slice_step
 from tests.shapes.random_network import Network, some_open
@@ -88,7 +89,8 @@ def _weights(network: Network, shape: tuple[int, ...], dtype: str, point: bool) 
     count: tuple[int, ...] = (shape[0],) if rng.random() < 0.5 else ()
     middle = 0 if dtype == "int8" else 128
     points = np.full(count, rng.integers(limits.min, limits.max + 1) if point else middle)
-    values = rng.integers(limits.min, limits.max + 1, shape)
+    lowest, highest = (-LARGEST_WEIGHT - 1, LARGEST_WEIGHT) if dtype == "int8" else (limits.min, limits.max)
+    values = rng.integers(lowest, highest + 1, shape)
     scale = (rng.random(count) + 0.5) / (100 * np.sqrt(np.prod(shape[1:])))
     return network.constant(values, dtype), network.constant(points, dtype), np.asarray(scale)
 

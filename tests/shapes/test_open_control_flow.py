@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 import tvm_ext
+from tests.cpu import LARGEST_WEIGHT
 from tests.frontend.onnx.text import graph
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -116,7 +117,7 @@ def test_integer_products_of_open_rows() -> None:
           all = Mul (scale, step)
           y = Mul (f, all)
         }""",
-        weight=RNG.integers(-127, 128, (33, 17)).astype("int8"), step=np.float32(0.01),
+        weight=RNG.integers(-LARGEST_WEIGHT, LARGEST_WEIGHT + 1, (33, 17)).astype("int8"), step=np.float32(0.01),
     )  # fmt: skip
     check(model, "b=1..4,s=1..70", *({"x": floats(b, s, 33)} for b, s in ((1, 1), (3, 7), (2, 31), (1, 64))))
 

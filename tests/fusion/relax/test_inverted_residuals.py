@@ -13,6 +13,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
+from tests.cpu import needs_avx512_bf16
 from tests.memory.relax.modules import lowered, results_of
 from tvm_ext.backends.cpu import backend
 from tvm_ext.compiler import lower
@@ -271,9 +272,13 @@ def test_what_others_read_is_stored(again: str) -> None:
 
 @pytest.mark.usefixtures("always")
 def test_the_option_leaves_kernels_apart() -> None:
-    """``inverted_residuals=False`` compiles a kernel for each convolution, precision bfloat16 as well."""
     mod, _ = block(16, 96, 24, (12, 12))
     assert not fused(lowered(mod, inverted_residuals=False))
+
+
+@needs_avx512_bf16
+def test_bfloat16_leaves_kernels_apart() -> None:
+    mod, _ = block(16, 96, 24, (12, 12))
     assert not fused(lowered(mod, precision="bfloat16"))
 
 

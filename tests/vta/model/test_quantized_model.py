@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
+from tests.cpu import LARGEST_WEIGHT
 from tests.modules import STOCK
 from tvm_ext.backends.vta.config import load_config
 from tvm_ext.backends.vta.model.host import HostSpeed
@@ -116,8 +117,8 @@ def saturating_model(as_integers: bool) -> onnx.ModelProto:
     """A residual block whose quantisations have negative values and end within those of their tensors."""
     rng = np.random.default_rng(0)
     constants = {
-        "weights": rng.integers(-127, 128, (16, 16, 3, 3)).astype(np.int8),
-        "weight_step": np.float32(2**-9),
+        "weights": rng.integers(-LARGEST_WEIGHT, LARGEST_WEIGHT + 1, (16, 16, 3, 3)).astype(np.int8),
+        "weight_step": np.float32(2**-2 / (LARGEST_WEIGHT + 1)),
         "zero": np.int8(0),
         "step": np.float32(2**-5),
         "point": np.uint8(128),
