@@ -165,7 +165,7 @@ def test_known_cpus_are_names_of_llvm(name: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(machine, "native_cpu", lambda: NativeCpu("another"))
     monkeypatch.setattr(machine, "physical_cores", lambda: 60)
     machine.forget_machines()
-    client = name in ("alderlake", "raptorlake", "meteorlake", "arrowlake")
+    client = name in ("alderlake", "raptorlake", "meteorlake", "arrowlake", "znver2", "znver3")
     server = name.startswith("znver") or name.endswith(("lake", "rapids", "avx512", "lake-server"))
     triple = "x86_64-linux-gnu" if server else "aarch64-linux-gnu"
     target = resolve_target({"kind": "llvm", "mtriple": triple, "mcpu": name})

@@ -64,16 +64,16 @@ def test_measurements_correct_what_was_learnt(made: tuple[Pretrained, bool]) -> 
     pretrained, costs = made
     of = landscape(costs=costs)
     model = PretrainedModel(trained=pretrained.of(of.space), costs=costs)
-    vectors = of.space.random(np.random.default_rng(1), 600)
+    vectors = of.space.random(np.random.default_rng(1), 2000)
     speeds, features = 1.0 / of.seconds(vectors), model.features(of.space, vectors)
 
     def error() -> float:
-        works = speeds[400:] > 0
-        missed = np.log(model.predict(features[400:])[works] / speeds[400:][works])
+        works = speeds[1600:] > 0
+        missed = np.log(model.predict(features[1600:])[works] / speeds[1600:][works])
         return float(np.std(missed))
 
     before = error()
-    model.fit(features[:400], speeds[:400])
+    model.fit(features[:1600], speeds[:1600])
     assert error() < before
 
 
