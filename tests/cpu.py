@@ -24,6 +24,11 @@ RUNTIME_SATURATES = IS_X86 and not {"avx512_vnni", "avx_vnni"} & _flags()
 LARGEST_WEIGHT = 63 if RUNTIME_SATURATES else 127
 
 
+def has(flag: str) -> bool:
+    """Whether this processor lists a flag."""
+    return flag in _flags()
+
+
 needs_avx512_vnni = pytest.mark.skipif(
     "avx512_vnni" not in _flags(), reason="the kernel is written in the 16 lanes of 4 bytes of AVX-512 VNNI"
 )

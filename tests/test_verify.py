@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
+from tests.frontend.onnx.text import graph
 from tests.processes import output_of
 from tests.zoo import get
 from tvm_ext.errors import CheckError, InputError, MissingPackageError, ModelError
@@ -126,3 +127,13 @@ def test_onnxruntime_writes_nothing_at_home(tmp_path: Path, monkeypatch: pytest.
     environment = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     assert output_of(source, **environment) == "[array([1.], dtype=float32)] False"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_integer_products_do_not_saturate() -> None:
+    """On x86 without VNNI onnxruntime adds two products in 16 bits, unless it is told not to."""
+    weight = np.full((34, 17), 127, "int8")
+    model = graph(
+        "g (uint8[3,34] x) => (int32[3,17] y) { y = MatMulInteger (x, weight) }", weight=weight
+    )  # fmt: skip
+    (found,) = onnxruntime_outputs(model, {"x": np.full((3, 34), 255, "uint8")})
+    np.testing.assert_array_equal(found, np.full((3, 17), 34 * 255 * 127))
