@@ -7,10 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from tests.bench import conftest as engines
-from tvm_ext.bench import Contender, compare
+from tests.frontend.onnx.text import graph
+from tvm_ext.bench import Contender, compare, course
 from tvm_ext.bench.compare import bench_target
 from tvm_ext.bench.course import output_errors
 from tvm_ext.errors import MissingPackageError, OptionError, TargetError
@@ -240,3 +242,25 @@ def test_output_errors_take_the_worst() -> None:
     assert output_errors(reference[:1], reference) == (np.inf, np.inf)
     assert output_errors([reference[0] * np.nan, reference[1]], reference) == (np.inf, np.inf)
     assert output_errors([], []) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("flags", [{"avx2"}, {"avx2", "avx512_vnni"}])
+def test_a_runtime_that_saturates_is_no_reference(
+    flags: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(course.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(course, "processor_flags", lambda: frozenset(flags))
+    model = graph(
+        "g (uint8[3,34] x) => (int32[3,17] y) { y = MatMulInteger (x, weight) }",
+        weight=np.full((34, 17), 127, "int8"),
+    )
+    path = tmp_path / "integers.onnx"
+    onnx.save(model, path)
+    inputs = {"x": np.full((3, 34), 255, "uint8")}
+    result = compare(path, ["tvm_ext", "onnxruntime"], inputs=inputs, budget=0.1, noise=False)
+    assert result.reference == ("onnxruntime" if "avx512_vnni" in flags else "onnxruntime, exact")
+    assert [row.label for row in result.rows] == ["tvm_ext", "onnxruntime"]
+    if "avx512_vnni" not in flags:
+        assert result["tvm_ext"].max_abs_error == 0
+        assert result["onnxruntime"].max_abs_error is not None

@@ -23,7 +23,8 @@ class Contender:
         Name of the row; the engine's name if left out.
     options : mapping
         Of ``tvm_ext`` keyword arguments of ``tvm_ext.compile``, and ``target`` for another than that of the comparison;
-        of others what their row says: ``precision`` (``"f32"``, ``"bf16"``) of ``openvino``.
+        of others what their row says: ``precision`` (``"f32"``, ``"bf16"``) of ``openvino``,
+        ``exact`` (bool) of ``onnxruntime``.
     """
 
     engine: str

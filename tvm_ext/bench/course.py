@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import mmap
 import os
+import platform
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -20,6 +23,7 @@ from tvm_ext.bench.process import EngineFailure, WorkerProcess
 from tvm_ext.bench.protocol import Answer, Facts, Job, ModelKind
 from tvm_ext.bench.result import BenchResult, Row, statistics_ms, warnings
 from tvm_ext.bench.subject import Subject
+from tvm_ext.system.host import processor_flags
 from tvm_ext.verify import output_error
 
 Progress = Callable[[str, int, int], None]
@@ -35,6 +39,20 @@ LONG_TURN = 1.0
 
 # Whose outputs the others are compared with: what the format itself is defined by, or nearest to it.
 REFERENCES: dict[ModelKind, str] = {"onnx": "onnxruntime", "pt2": "torch"}
+
+INTEGER_OPERATORS = (b"Integer", b"QLinear", b"QGemm", b"DequantizeLinear")
+"""In the names of operators of which onnxruntime makes products of integers."""
+
+
+def runtime_saturates(path: Path) -> bool:
+    """Whether onnxruntime's products of integers saturate here, and an ONNX file may have some.
+
+    On x86 without VNNI it adds two products of uint8 and int8 in 16 bits.
+    """
+    if platform.machine() not in ("x86_64", "AMD64") or processor_flags() & {"avx_vnni", "avx512_vnni"}:
+        return False
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return any(data.find(name) >= 0 for name in INTEGER_OPERATORS)
 
 
 @dataclass
@@ -140,15 +158,19 @@ class Course:
     def start(self, contenders: Sequence[Contender]) -> None:
         """Start all workers, which load their engines at the same time, and choose whose outputs are the reference.
 
-        A reference engine that was not asked for is started as well; it runs once and is not timed.
+        A reference engine that was not asked for is started as well; it runs once and is not timed. So is one whose
+        products of integers are exact, where those of the engine that is timed are not.
         """
         self._lanes = [self._open(contender) for contender in contenders]
         name = REFERENCES.get(self._subject.kind)
         if name is None:
             return
-        self._reference = next((lane for lane in self._lanes if lane.contender.engine == name), None)
+        saturates = name == "onnxruntime" and self._device == "cpu" and runtime_saturates(self._subject.path)
+        if not saturates:
+            self._reference = next((lane for lane in self._lanes if lane.contender.engine == name), None)
         if self._reference is None and not ENGINES[name].missing(self._subject.kind):
-            self._reference = self._open(Contender(name))
+            exact = Contender(name, f"{name}, exact", {"exact": True})
+            self._reference = self._open(exact if saturates else Contender(name))
             self._reference.counted = False
             self._lanes.append(self._reference)
 

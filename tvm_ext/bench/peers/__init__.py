@@ -77,6 +77,7 @@ ENGINES: dict[str, EngineInfo] = dict(
             "onnxruntime",
             {"onnx": ("onnxruntime",), "pt2": ("onnxruntime", "torch", "onnxscript")},
             "pip install 'tvm-ext[bench]' torch onnxscript",
+            ("exact",),
         ),
         _row(
             "openvino",

@@ -1,4 +1,7 @@
-"""onnxruntime on the CPU or a GPU, float32, all graph optimisations on (its default); torch goes through torch.onnx."""
+"""onnxruntime on the CPU or a GPU, float32, all graph optimisations on (its default); torch goes through torch.onnx.
+
+Its option ``exact`` keeps products of integers from saturating on x86 without VNNI, where they take longer then.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,8 @@ class Engine:
         options.intra_op_num_threads = job["threads"]
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
+        if job["options"].get("exact"):
+            options.add_session_config_entry("session.x64quantprecision", "1")
         # Shapes that TVM compiles for are told to the session, which can plan memory and fold shape arithmetic by them.
         for name, value in job["dimensions"].items():
             options.add_free_dimension_override_by_name(name, value)
