@@ -182,8 +182,8 @@ def _explain(config: str | dict[str, Any], error: Exception) -> str:
     if re.fullmatch(r"(sm|compute)_?\d+[af]?", said):
         fields = {"kind": "cuda", "arch": "sm_" + re.sub(r"\D", "", said)}
         return f"target {config!r} is an architecture of GPUs, write {json.dumps(fields)}"
-    if fields := _of_cpu(said):
-        return f"target {config!r} is not a kind of target but a processor, write {json.dumps(fields)}"
+    if processor := _of_cpu(said):
+        return f"target {config!r} is not a kind of target but a processor, write {json.dumps(processor)}"
     near = (
         _EVERYDAY.get(said)
         or _compiled_for(_of_one_family(said, tags))
