@@ -63,6 +63,7 @@ class Commands:
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOAD)
+        self._folders = tempfile.TemporaryDirectory(prefix="tvm-ext-test-")  # goes with the tests
 
     def __call__(
         self,
@@ -89,7 +90,7 @@ class Commands:
 
         ``file_size`` limits the files it writes, in bytes; ``stdout`` and ``stderr`` are paths to write to.
         """
-        folder = Path(tempfile.mkdtemp(prefix="tvm-ext-test-"))
+        folder = Path(tempfile.mkdtemp(dir=self._folders.name))
         for stream in ("stdout", "stderr"):
             (folder / stream).touch()
         process = self._context.Process(
