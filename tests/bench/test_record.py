@@ -62,7 +62,7 @@ def test_unwritable_paths_are_refused_early(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(OutputError, match="is a folder"):
         record.check_writable(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot write"):
+    with pytest.raises(OutputError, match=r"cannot write .*: .*/file is not a folder; choose another path"):
         record.check_writable(tmp_path / "file" / "x.json")
     monkeypatch.setattr(record.os, "access", lambda path, mode: False)  # root may write anywhere
     with pytest.raises(OutputError, match="no permission"):

@@ -194,7 +194,7 @@ def test_a_full_disk_costs_no_earlier_line(tmp_path: Path) -> None:
         """
     )
     assert "cannot write the database in" in done.stdout, done.stderr
-    assert "free some space and run again" in done.stdout
+    assert "raise the limit on file sizes (ulimit -f), then run again" in done.stdout
     assert (tmp_path / RECORDS).stat().st_size == size
     assert len(stock(tmp_path)) == 1
 

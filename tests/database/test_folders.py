@@ -10,8 +10,16 @@ from tvm.s_tir import meta_schedule as ms
 
 from tests.tuners.metaschedule.kernels import matmul
 from tvm_ext.backends.cpu.target import native_target
-from tvm_ext.database.folders import VERSION, WORKLOADS, best_seconds, note_version, open_database, record_count
-from tvm_ext.errors import TuningError
+from tvm_ext.database.folders import (
+    VERSION,
+    WORKLOADS,
+    best_seconds,
+    check_database,
+    note_version,
+    open_database,
+    record_count,
+)
+from tvm_ext.errors import OutputError, TuningError
 
 
 def commit(folder: Path, mod: tvm.IRModule, *seconds: float) -> None:
@@ -54,3 +62,10 @@ def test_a_database_of_another_tvm(tmp_path: Path) -> None:
     commit(old, matmul(8), 1.0)
     note_version(old)
     assert not (old / VERSION).exists()
+
+
+def test_places_that_cannot_be_written_name_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for refused in (check_database, open_database):
+        with pytest.raises(OutputError, match=r"cannot write the database in .*file/w: .*; choose another path"):
+            refused(tmp_path / "file" / "w")

@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,8 +127,8 @@ def test_a_crash_leaves_the_old_file(tmp_path: Path) -> None:
     [
         b"",
         b"{",
-        b"[]",
-        b"\xff\xfe",
+        b"\0\0\0\0",
+        b'{"\xff',
         b'{"format": 2, "entries": {}}',
         b'{"format": 1}',
         b'{"format": 1, "entries": {"k": {"seconds": NaN, "source": "model"}}}',
@@ -150,6 +150,16 @@ def test_damaged_files_are_moved_aside(tmp_path: Path, content: bytes) -> None:
     assert json.loads(path.read_text())["format"] == 1
 
 
+@pytest.mark.parametrize("content", [b"[]", b"\xff\xfe", b"# notes\n", b"\x08\x08\x12\x04onnx"])
+def test_files_of_another_kind_stay_where_they_are(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    with pytest.raises(OptionError, match=r"model.onnx is a file of another kind; give the path of a database"):
+        ProfileDatabase(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+    assert path.read_bytes() == content
+
+
 def test_nothing_hangs_on_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "profiles.json"
     monkeypatch.setattr(profile_database, "_PATIENCE", 0.05)
@@ -164,9 +174,22 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
         ProfileDatabase(tmp_path)
     (tmp_path / "file").write_text("")
     database = ProfileDatabase(tmp_path / "file" / "profiles.json")
+    remedy = "cannot write .*: Not a directory; choose another path"
+    with pytest.raises(OutputError, match=remedy):
+        database.check_writable()
     database.latency(GRAPH, [0])
-    with pytest.raises(OutputError, match="cannot write"):
+    with pytest.raises(OutputError, match=r"cannot write .*; choose another path"):
         database.save()
+
+
+def test_a_full_disk_is_found_before_the_work(mount: Callable[..., Path]) -> None:
+    disk = mount("size=64k")
+    database = ProfileDatabase(disk / "profiles.json")
+    database.check_writable()
+    (disk / "filler").write_bytes(bytes(60 * 1024))
+    with pytest.raises(OutputError, match=r"profiles.json: No space left on device; free some space"):
+        database.check_writable()
+    assert [file.name for file in disk.iterdir()] == ["filler"]
 
 
 def test_without_a_file() -> None:

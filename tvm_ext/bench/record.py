@@ -124,5 +124,7 @@ def check_writable(path: str | Path) -> None:
     if path.is_dir():
         raise OutputError(f"cannot write {path}: it is a folder; give a file name")
     folder = next(parent for parent in path.absolute().parents if parent.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+    if not folder.is_dir():
+        raise OutputError(f"cannot write {path}: {folder} is not a folder; choose another path")
+    if not os.access(folder, os.W_OK | os.X_OK):
         raise OutputError(f"cannot write {path}: no permission to write in {folder}; choose another path")

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_ext.errors import OutputError, TuningError
-from tvm_ext.system.files import require_regular
+from tvm_ext.system.files import require_regular, write_remedy
 
 WORKLOADS, RECORDS, VERSION = "database_workload.json", "database_tuning_record.json", "database_version.json"
 CONFIRMED = "database_confirmed.json"
@@ -42,6 +42,11 @@ PATIENCE_SECONDS = 60.0
 
 UNFINISHED_SECONDS = 0.2
 """How long a last line may stay unfinished before it counts as cut short: TVM's own writers hold no lock."""
+
+
+def unwritable(folder: Path, error: OSError) -> OutputError:
+    """Say why a database cannot be written, and what to do about it."""
+    return OutputError(f"cannot write the database in {folder}: {error.strerror or error}; {write_remedy(error)}")
 
 
 @contextlib.contextmanager

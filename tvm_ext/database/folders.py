@@ -21,10 +21,11 @@ from tvm_ext.database.files import (
     WORKLOADS,
     finish_last_lines,
     locked,
+    unwritable,
 )
 from tvm_ext.database.repair import is_sound, repair
 from tvm_ext.database.store import FAILED_SECONDS, Lines, SharedDatabase, spelt, spelt_trace
-from tvm_ext.errors import OptionError, OutputError, TuningError, TvmExtWarning, warn
+from tvm_ext.errors import OptionError, TuningError, TvmExtWarning, warn
 from tvm_ext.system.cleanup import temporary_folder
 from tvm_ext.system.files import require_regular, write_atomically
 from tvm_ext.version import __version__
@@ -63,7 +64,7 @@ def check_database(folder: Path) -> None:
         with temporary_folder(place, folder.name):
             pass
     except OSError as error:
-        raise OutputError(f"cannot write the database in {folder}: {error.strerror or error}") from None
+        raise unwritable(folder, error) from None
     _check_version(folder)
 
 
@@ -103,7 +104,7 @@ def open_database(folder: str | Path) -> SharedDatabase:
                 TvmExtWarning,
             )
     except OSError as error:
-        raise OutputError(f"cannot write the database in {folder}: {error.strerror or error}") from None
+        raise unwritable(folder, error) from None
     return SharedDatabase(folder, found)
 
 
@@ -138,7 +139,7 @@ def note_version(folder: Path) -> None:
             versions = {"tvm": tvm.__version__, "tvm-ext": __version__}
             write_atomically(folder / VERSION, json.dumps(versions) + "\n")
     except OSError as error:
-        raise OutputError(f"cannot write the database in {folder}: {error.strerror or error}") from None
+        raise unwritable(folder, error) from None
 
 
 def begun_by(folder: Path) -> str:
@@ -196,7 +197,7 @@ def replace_times(folder: Path, times: Sequence[tuple[ms.database.TuningRecord, 
                     lines.append(row.text + "\n")
             write_atomically(folder / RECORDS, "".join(lines))
     except OSError as error:
-        raise OutputError(f"cannot write the database in {folder}: {error.strerror or error}") from None
+        raise unwritable(folder, error) from None
 
 
 def _check_version(folder: Path) -> None:

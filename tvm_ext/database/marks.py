@@ -13,9 +13,8 @@ from typing import Any
 
 from tvm.s_tir import meta_schedule as ms
 
-from tvm_ext.database.files import CONFIRMED, LEFT_ALONE, NETWORKS, append, lines_of, locked
+from tvm_ext.database.files import CONFIRMED, LEFT_ALONE, NETWORKS, append, lines_of, locked, unwritable
 from tvm_ext.database.store import spelt_trace
-from tvm_ext.errors import OutputError
 
 Identity = tuple[str, str]
 """Hashes of workload and trace."""
@@ -112,7 +111,7 @@ def _note(folder: Path, name: str, rows: Sequence[Any]) -> None:
                 if line not in known:
                     append(folder / name, line)
     except OSError as error:
-        raise OutputError(f"cannot write the database in {folder}: {error.strerror or error}") from None
+        raise unwritable(folder, error) from None
 
 
 def _read(line: str) -> Any:

@@ -15,7 +15,7 @@ from tvm.s_tir.meta_schedule.database import PyDatabase, TuningRecord, Workload
 from tvm.s_tir.schedule import Trace
 from tvm.tirx import FloatImm, IntImm
 
-from tvm_ext.database.files import RECORDS, WORKLOADS, append, lines_of, locked
+from tvm_ext.database.files import RECORDS, WORKLOADS, append, lines_of, locked, unwritable
 from tvm_ext.errors import OutputError, TuningError
 
 FAILED_SECONDS = 1e9
@@ -243,10 +243,8 @@ class SharedDatabase(PyDatabase):
                 with locked(self.folder):
                     append(self.folder / RECORDS, spelt([self._number(workload), value]))
             except OSError as error:
-                self.broken = OutputError(
-                    f"cannot write the database in {self.folder}: {error.strerror or error}; free some space and run "
-                    "again, what is there is gone on with"
-                )
+                remedy = "then run again, what is there is gone on with"
+                self.broken = OutputError(f"{unwritable(self.folder, error)}, {remedy}")
                 raise self.broken from None
             except OutputError as error:
                 self.broken = error

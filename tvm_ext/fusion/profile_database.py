@@ -40,10 +40,11 @@ from tvm_ext.fusion.cost_model import LinearModel
 from tvm_ext.fusion.limits import Latency
 from tvm_ext.fusion.operator_graph import OperatorGraph
 from tvm_ext.system.cleanup import temporary_file
-from tvm_ext.system.files import require_regular
+from tvm_ext.system.files import require_regular, write_remedy
 
 FORMAT = 1
 _PATIENCE = 10.0  # seconds to wait for another process that writes
+_PROBE_BYTES = 8192  # about what the entries of a small model take
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ class ProfileDatabase:
         """
         if self.path is None or not self._new:
             return
-        try:
+        with _told(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with _lock(self.path):
                 merged = _read(self.path)
@@ -213,9 +214,19 @@ class ProfileDatabase:
                     if entry.source == "measured" or known is None or known.package != self._package:
                         merged[key, entry.machine] = entry
                 _write(self.path, merged)
-        except OSError as error:
-            raise OutputError(f"profile database: cannot write {self.path}: {error.strerror or error}") from None
         self._entries, self._new = self._current(merged) | self._entries, {}
+
+    def check_writable(self) -> None:
+        """Refuse a file that cannot be written, before the work of measuring; nothing is left behind.
+
+        Raises
+        ------
+        OutputError
+            When a file of some kilobytes cannot be made in its folder.
+        """
+        if self.path is not None:
+            with _told(self.path), temporary_file(self.path.parent, self.path.name) as partial:
+                partial.write_bytes(bytes(_PROBE_BYTES))
 
 
 def require_folder(path: str | Path) -> None:
@@ -233,19 +244,32 @@ def require_folder(path: str | Path) -> None:
         )
 
 
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Turn what the system says of writing a file into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{error.strerror or error}; {write_remedy(error)}"
+        raise OutputError(f"profile database: cannot write {path}: {reason}") from None
+
+
 def _read(path: Path) -> _Entries:
-    """Read a file; one that is damaged is moved aside."""
+    """Read a file; one that is damaged is moved aside, and one that was never a database is refused."""
     require_regular(path, OptionError)
     try:
-        text = path.read_text(encoding="utf-8")
+        content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except UnicodeDecodeError as error:
-        return _moved_aside(path, str(error))
     except OSError as error:
         raise OptionError(f"profile database: cannot read {path}: {error.strerror}") from None
+    # What a crash leaves of a database is its beginning, nothing, or zeros. Anything else belongs to somebody.
+    if content.lstrip()[:1] not in (b"{", b"", b"\0"):
+        raise OptionError(
+            f"profile database: {path} is a file of another kind; give the path of a database or a new one"
+        )
     try:
-        data = json.loads(text)
+        data = json.loads(content)
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
         found = {str(key): _profile(value) for key, value in data["entries"].items()}

@@ -14,7 +14,7 @@ from tvm.relax import op
 from tests.fusion.relax.test_fuse import build
 from tests.modules import arguments, run
 from tvm_ext.backends.cpu.target import native_target
-from tvm_ext.errors import OptionError
+from tvm_ext.errors import OptionError, OutputError
 from tvm_ext.fusion.cuts import chains
 from tvm_ext.fusion.operator_graph import operator_graph
 from tvm_ext.fusion.planner import plan_fusion
@@ -175,6 +175,32 @@ def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
         with TARGET:
             pipeline(lowered())
     assert not (tmp_path / "mistyped").exists()
+
+
+def test_nothing_is_measured_for_a_file_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion_latency, "kernel_seconds", None)
+
+    def full(_database: fusion_latency.ProfileDatabase) -> None:
+        raise OutputError("full")
+
+    monkeypatch.setattr(fusion_latency.ProfileDatabase, "check_writable", full)
+    with pytest.raises(OutputError, match="full"):
+        fused(tmp_path / "profiles.json")
+
+
+def test_what_was_measured_before_an_interruption_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([1.0])
+
+    def seconds(_kernel: object, _target: object) -> float:
+        found = next(times, None)
+        if found is None:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(fusion_latency, "kernel_seconds", seconds)
+    with pytest.raises(KeyboardInterrupt):
+        fused(tmp_path / "profiles.json")
+    assert len(entries(tmp_path / "profiles.json")) == 1
 
 
 def test_nothing_is_measured_for_a_target_that_does_not_run_here(

@@ -96,23 +96,25 @@ def fuse_by_mapping_types(
             seconds = latency or latencies.estimate
             check = BlockCheck(mod, trials, target, latencies)
         planned = []
-        for variable, func in mod.functions_items():
-            if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
-                graph = reader.graph(variable.name_hint)
-                operators = operator_graph(graph, kernel_mappings(mod, graph, known), kernel_tails(mod, graph))
-                plan = plan_fusion(operators, options, seconds)
-                by_tvm: list[list[int]] = []
-                if check is not None:
-                    limits = BlockLimits(operators, options, seconds)
-                    by_tvm = _groups_of_tvm(mod, func, operators)
-                    plan = check.settle(plan, operators, func, limits, by_tvm)
-                    verify_plan(plan, operators)
-                    measured = check.measured(operators, func)
-                    plan = prefer(plan, by_tvm, operators, limits.seconds, measured)
-                verify_plan(plan, operators, given=by_tvm)
-                planned.append(PlannedFunction(variable, func, operators, plan, by_tvm))
-        if latencies is not None:
-            latencies.save()
+        try:
+            for variable, func in mod.functions_items():
+                if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
+                    graph = reader.graph(variable.name_hint)
+                    operators = operator_graph(graph, kernel_mappings(mod, graph, known), kernel_tails(mod, graph))
+                    plan = plan_fusion(operators, options, seconds)
+                    by_tvm: list[list[int]] = []
+                    if check is not None:
+                        limits = BlockLimits(operators, options, seconds)
+                        by_tvm = _groups_of_tvm(mod, func, operators)
+                        plan = check.settle(plan, operators, func, limits, by_tvm)
+                        verify_plan(plan, operators)
+                        measured = check.measured(operators, func)
+                        plan = prefer(plan, by_tvm, operators, limits.seconds, measured)
+                    verify_plan(plan, operators, given=by_tvm)
+                    planned.append(PlannedFunction(variable, func, operators, plan, by_tvm))
+        finally:  # what was measured before an interruption is not measured again
+            if latencies is not None:
+                latencies.save()
         kinds = None if check is None or not behind else kinds_worth_keeping(mod, planned, behind)
         return grouped_module(mod, planned, kinds)
 

@@ -63,6 +63,7 @@ class BlockLatencies:
         kind = machine_kind(machine()) if path is not None and runs_here else ""
         self._own = None if path is None else ProfileDatabase(path, name, package=__version__, machine=kind)
         samples = [sample for database in self._databases for sample in database.samples()]
+        self._has_measured = False
         self._model = CorrectedModel(model or LinearModel().seconds, samples)
 
     @property
@@ -101,6 +102,9 @@ class BlockLatencies:
         func = kernel() if self.measures else None
         if func is None or self._own is None or not _has_known_extents(func):
             return None
+        if not self._has_measured:
+            self._own.check_writable()
+            self._has_measured = True
         measured = kernel_seconds(func, self._target)
         self._own.note(graph, members, measured, self._model.estimate(graph, members))
         return measured
