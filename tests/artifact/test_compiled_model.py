@@ -17,7 +17,6 @@ from tvm import relax
 
 import tvm_ext
 from tests.modules import Branch, Dynamic, Mlp, Several, arguments, convolutions
-from tvm_ext.artifact import compiled_model as artifact
 from tvm_ext.artifact import destination
 from tvm_ext.artifact.compiled_model import LIBRARY, METADATA, CompiledModel, load
 from tvm_ext.artifact.destination import check_destination
@@ -122,6 +121,23 @@ class TestDestination:
         assert load(copied).outputs == compiled.outputs
         assert names(copied.parent) == ["model"]
 
+    @pytest.mark.parametrize(("force", "file"), [(False, METADATA), (True, "thesis.tex")])
+    def test_what_appears_meanwhile_is_not_replaced(
+        self, compiled: CompiledModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool, file: str
+    ) -> None:
+        folder, write = tmp_path / "model", CompiledModel._write
+
+        def write_slowly(self: CompiledModel, partial: Path) -> None:
+            write(self, partial)
+            folder.mkdir()
+            (folder / file).write_text("another's")
+
+        monkeypatch.setattr(CompiledModel, "_write", write_slowly)
+        with pytest.raises(OutputError, match=r"model (exists already|holds more than an artifact)"):
+            compiled.save(folder, force)
+        assert (folder / file).read_text() == "another's"
+        assert names(tmp_path) == ["model"]
+
     def test_a_folder_with_anything_else_is_never_replaced(self, compiled: CompiledModel, copied: Path) -> None:
         (copied / "thesis.tex").touch()
         for folder in (copied, copied.parent):
@@ -164,12 +180,12 @@ class TestDestination:
         rename = Path.rename
 
         def fail_for_new(self: Path, target: Path) -> Path:
-            if Path(target) == copied and not self.name.endswith("-old"):
+            if Path(target) == copied and not copied.exists() and not self.name.endswith("-old"):
                 raise OSError(5, "Input/output error")
             return rename(self, target)
 
         monkeypatch.setattr(Path, "rename", fail_for_new)
-        monkeypatch.setattr(artifact, "exchange", lambda one, other: False)
+        monkeypatch.setattr(destination, "exchange", lambda one, other: False)
         with pytest.raises(OutputError, match=r"cannot write .*: Input/output error"):
             compiled.save(copied, force=True)
         assert (copied / METADATA).read_bytes() == before
@@ -190,7 +206,7 @@ class TestDestination:
 
         monkeypatch.setattr(Path, "rename", watched)
         if not in_one_step:
-            monkeypatch.setattr(artifact, "exchange", lambda one, other: False)
+            monkeypatch.setattr(destination, "exchange", lambda one, other: False)
         compiled.save(copied, force=True)
         assert all(seen)
         assert all(map(any, seen))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ import tvm_ffi
 
 import tvm_ext.bench.calibrate
 import tvm_ext.system.host
+from tests.commands import PRELOAD
 from tests.zoo import get
 from tvm_ext.cli.calibrate import renew_calibration
 from tvm_ext.cli.main import run
@@ -209,6 +211,33 @@ def test_two_commands_do_not_measure_at_a_time(path: Path, measured: list[int]) 
     beside.join()
     assert measured == []
     assert machine_of(resolve_target("native")).clock == 3.0
+
+
+def _calibrate(folder: str, number: int) -> None:
+    """Calibrate to a file of its own, and note when the measurement began and ended."""
+
+    def calibrate(*_: Any) -> dict[str, float]:
+        started = time.monotonic()
+        time.sleep(0.5)
+        Path(folder, f"{number}.times").write_text(f"{started} {time.monotonic()}")
+        return dict.fromkeys(FIGURES, 2.0)
+
+    tvm_ext.bench.calibrate.calibrate = calibrate
+    run(["calibrate", "-o", f"{folder}/{number}.json", "--json"])
+
+
+def test_calibrations_take_turns(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    processes = [context.Process(target=_calibrate, args=(str(tmp_path), number)) for number in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    times = sorted(tuple(map(float, file.read_text().split())) for file in tmp_path.glob("*.times"))
+    assert len(times) == 3
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(times))
+    assert len(list(tmp_path.iterdir())) == 6  # no locks among them
 
 
 def test_as_many_threads_as_there_are_cores_measure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.artifact.arguments import arguments, results, tensors
-from tvm_ext.artifact.destination import as_path, check_destination
+from tvm_ext.artifact.destination import as_path, check_destination, put_in_place
 from tvm_ext.artifact.device_errors import device_error, older_gpu, other_machine, unfit_cpu
 from tvm_ext.artifact.machine import Machine
 from tvm_ext.artifact.metadata import ELEMENT, REMEDY, check_file, file_record, read_metadata, tensor_specs
@@ -31,7 +31,7 @@ from tvm_ext.artifact.shared_object import write_library
 from tvm_ext.artifact.staging import Staging
 from tvm_ext.errors import ModelError, OutputError, TargetError, TvmExtError, first_line
 from tvm_ext.system.cleanup import temporary_folder
-from tvm_ext.system.files import ARTIFACT, exchange, write_remedy
+from tvm_ext.system.files import ARTIFACT, write_remedy
 from tvm_ext.system.threads import before_exit, use_all_cores, with_pool
 
 LIBRARY, METADATA = ARTIFACT
@@ -287,7 +287,7 @@ class CompiledModel:
             parent.mkdir(parents=True, exist_ok=True)
             with temporary_folder(parent, folder.name) as partial:
                 self._write(partial)
-                _replace(folder, partial)
+                put_in_place(partial, folder, force)
         except BaseException as error:
             for path in made:
                 with contextlib.suppress(OSError):
@@ -318,24 +318,6 @@ class CompiledModel:
 
 def _as_given(machine: Machine, *tensors: Any) -> tuple[Any, ...]:
     return tensors
-
-
-def _replace(folder: Path, partial: Path) -> None:
-    """Rename ``partial`` to ``folder``; what was there gets the name ``partial``, and is put back if that fails."""
-    if not folder.exists():
-        partial.rename(folder)
-        return
-    if exchange(folder, partial):
-        return
-    aside = partial.with_name(f"{partial.name}-old")  # where it is not lost if this process is killed now
-    folder.rename(aside)
-    try:
-        partial.rename(folder)
-    except BaseException:
-        if not folder.exists():
-            aside.rename(folder)
-        raise
-    aside.rename(partial)
 
 
 def _renew() -> None:

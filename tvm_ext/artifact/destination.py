@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 
 from tvm_ext.errors import OutputError, TvmExtError
 from tvm_ext.system.cleanup import temporary_folder
-from tvm_ext.system.files import ARTIFACT
+from tvm_ext.system.files import ARTIFACT, exchange
 
 
 def check_destination(folder: Path, force: bool) -> None:
@@ -60,6 +61,36 @@ def check_existing(folder: Path, force: bool) -> None:
         raise OutputError(
             f"{folder} holds more than an artifact ({strangers[0]}); it is not replaced, give another folder"
         )
+
+
+def put_in_place(partial: Path, folder: Path, force: bool) -> None:
+    """Rename ``partial`` to ``folder``; what was there gets the name ``partial``, and is put back if that fails.
+
+    Raises
+    ------
+    OutputError
+        If something is there that must not be replaced: it may have come after :func:`check_destination`.
+    OSError
+        If the system refuses.
+    """
+    try:
+        partial.rename(folder)  # over nothing but an empty folder
+        return
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+    check_existing(folder, force)
+    if exchange(folder, partial):
+        return
+    aside = partial.with_name(f"{partial.name}-old")  # where it is not lost if this process is killed now
+    folder.rename(aside)
+    try:
+        partial.rename(folder)
+    except BaseException:
+        if not folder.exists():
+            aside.rename(folder)
+        raise
+    aside.rename(partial)
 
 
 def _listed(metadata: Path) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 import warnings
@@ -130,6 +131,20 @@ def _no_warning() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _alone(report: Callable[[str], None]) -> Iterator[None]:
+    """Wait for other commands that measure this machine, whatever file theirs is: they would measure each other."""
+    with open(__file__, "rb") as file:  # there for every command, and nothing is left behind
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report("wait for another calibration")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks
+            pass
+        yield
+
+
 def _measure(path: Path, rounds: int, report: Callable[[str], None]) -> tuple[dict[str, float], str]:
     """Measure this machine, and keep the figures in a file; say if other programs were in the way."""
     from tvm_ext.bench.calibrate import calibrate
@@ -139,9 +154,11 @@ def _measure(path: Path, rounds: int, report: Callable[[str], None]) -> tuple[di
     from tvm_ext.system.host import waiting_seconds
     from tvm_ext.target import resolve_target
 
-    start, waited = time.perf_counter(), waiting_seconds()
-    figures = calibrate(resolve_target(None), RULES, rounds, report)
-    share = min(1.0, (waiting_seconds() - waited) / (time.perf_counter() - start))
+    target = resolve_target(None)
+    with _alone(report):
+        start, waited = time.perf_counter(), waiting_seconds()
+        figures = calibrate(target, RULES, rounds, report)
+        share = min(1.0, (waiting_seconds() - waited) / (time.perf_counter() - start))
     write_calibration(path, Calibration(figures, datetime.now(UTC).isoformat(timespec="seconds")))
     forget_machines()
     if share <= DISTURBED:
