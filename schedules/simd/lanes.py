@@ -66,6 +66,8 @@ class Lanes:
     def linear(self, index: Any) -> tuple[Any, int] | None:
         """Write an index as ``base + stride * lane``, and return the two; None when it is nothing of the kind."""
         index = self._at_lane(index)
+        if _holds_vector(index):
+            return None
         found = tvm.sym.detect_linear_equation(index, [self._lane])
         if len(found) != 2 or not isinstance(found[0], prim.IntImm) or self._varies(found[1]):
             return None
@@ -94,7 +96,14 @@ class Lanes:
         def replace(variable: Any) -> Any:
             return position if variable.same_as(self._variable) else self._renamed(variable)
 
-        return self._analyzer.simplify(tvm_ffi.structural_map(expression, (tvm.ir.Var, replace)))
+        return self._simplified(tvm_ffi.structural_map(expression, (tvm.ir.Var, replace)))
+
+    def _simplified(self, expression: Any) -> Any:
+        """Simplify an expression, unless a variable of one lane became a vector in it.
+
+        What surrounds such a variable still has the type of one lane: no expression that TVM could make anew.
+        """
+        return expression if _holds_vector(expression) else self._analyzer.simplify(expression)
 
     def _varies(self, expression: Any) -> bool:
         """Whether an expression made by :meth:`_at_lane` differs between lanes."""
@@ -108,9 +117,7 @@ class Lanes:
             return self._inside(buffer, base) and self._inside(buffer, base + stride * (self._lanes - 1))
         if holds_load(index):  # what a masked load gives the other lanes may be anything
             return False
-        at_any_lane = self._at_lane(index, self._any_lane)
-        unknown = tirx.analysis.undefined_vars(at_any_lane)
-        return all(lanes_of_variable(variable) == 1 for variable in unknown) and self._inside(buffer, at_any_lane)
+        return self._inside(buffer, self._at_lane(index, self._any_lane))
 
     def _loads_inside(self, expression: Any) -> bool:
         """Whether what an expression loads lies in its tensors in every lane that takes part, chosen or not.
@@ -134,6 +141,8 @@ class Lanes:
         return not outside
 
     def _inside(self, buffer: Any, index: Any) -> bool:
+        if _holds_vector(index):
+            return False
         extent = buffer.ty.shape[0]
         return bool(self._analyzer.can_prove(prim.And(index >= 0, index < extent)))
 
@@ -155,7 +164,12 @@ class Lanes:
         def replace(variable: Any) -> Any:
             return position if variable.same_as(self._variable) else self._renamed(variable)
 
-        return self._analyzer.simplify(tvm_ffi.structural_map(expression, (tvm.ir.Var, replace)))
+        return self._simplified(tvm_ffi.structural_map(expression, (tvm.ir.Var, replace)))
+
+
+def _holds_vector(expression: Any) -> bool:
+    """Whether a variable of an expression has several lanes."""
+    return any(lanes_of_variable(variable) > 1 for variable in tirx.analysis.undefined_vars(expression))
 
 
 def lanes_of_variable(variable: Any) -> int:

@@ -217,3 +217,26 @@ def test_pieces_of_what_is_written_of_which_the_last_is_shorter(rows: int, piece
     mark_simd(schedule, part, 16)
     x = np.random.default_rng(rows).standard_normal((rows, 16)).astype(np.float32)
     np.testing.assert_array_equal(turned(schedule.mod, x, (16, rows), target), x.T)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_is_loaded_is_converted_and_compared(target: str) -> None:
+    source, slopes = te.placeholder((7, 9), "float32", "source"), te.placeholder((7,), "float16", "slopes")
+
+    def element(i: tirx.Var, j: tirx.Var) -> tirx.Expr:
+        value = source[j, i].astype("float16")
+        chosen = tirx.Select(value > tirx.const(0, "float16"), value, value * slopes[j])
+        return tirx.if_then_else(j < 7, chosen.astype("float32"), tirx.const(0, "float32"))
+
+    schedule = new_schedule(te.create_prim_func([source, slopes, te.compute((9, 8), element, name="turned")]))
+    outer, inner = schedule.get_loops(schedule.get_sblock("turned"))
+    mark_tile(schedule, outer, 8)
+    mark_simd(schedule, inner, 8)
+    with TARGETS[target]:
+        func = vector_code()(schedule.mod)["main"]
+    rng = np.random.default_rng(0)
+    x, factors = rng.standard_normal((7, 9)).astype(np.float32), np.linspace(-0.5, 0.5, 7, dtype=np.float16)
+    half = x.astype(np.float16)
+    expected = np.zeros((9, 8), np.float32)
+    expected[:, :7] = np.where(half > 0, half, half * factors[:, None]).T
+    np.testing.assert_allclose(run(func, [x, factors], (9, 8), "float32", target), expected, rtol=1e-3)
