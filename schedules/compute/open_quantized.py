@@ -20,7 +20,13 @@ OPEN_INTEGER, OPEN_INTEGER_DEPTHWISE = "open_conv2d_int8", "open_depthwise_conv2
 
 
 def open_convolution_int8(
-    data: te.Tensor, weight: te.Tensor, strides: Sequence[int], dilation: Sequence[int], pack: int, groups: int = 1
+    data: te.Tensor,
+    weight: te.Tensor,
+    strides: Sequence[int],
+    dilation: Sequence[int],
+    pack: int,
+    groups: int = 1,
+    small: bool = False,
 ) -> te.Tensor:
     """Convolve a blocked tensor, exactly, in int32.
 
@@ -36,6 +42,8 @@ def open_convolution_int8(
         ``p``: products of an instruction.
     groups : int
         ``CI / groups`` and ``CO / groups`` must be multiples of ``vi`` and ``vo`` when it is not 1.
+    small : bool
+        Whether the weights are such that sums of two products stay within 16 bits.
 
     Returns
     -------
@@ -61,7 +69,7 @@ def open_convolution_int8(
         (batch, chunks, *sizes, width // pack),
         element,
         name="conv2d_int8",
-        attrs={KERNEL_ATTRIBUTE: OPEN_INTEGER, GEOMETRY_ATTRIBUTE: [*strides, *dilation, 0, 0, groups]},
+        attrs={KERNEL_ATTRIBUTE: OPEN_INTEGER, GEOMETRY_ATTRIBUTE: [*strides, *dilation, 0, 0, groups, int(small)]},
     )
 
 

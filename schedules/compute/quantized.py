@@ -15,6 +15,9 @@ from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.compute.convolution import crop, output_extent, pad_spatial
 from tvm_ext.schedules.compute.packed_weights import pack_depthwise_weight, pack_weight
 
+SMALL_ATTRIBUTE = "tvm_ext.small_weights"
+"""Stands at the block of a convolution whose sums of two products stay within 16 bits."""
+
 
 def conv2d_int8(
     data: te.Tensor,
@@ -26,6 +29,7 @@ def conv2d_int8(
     groups: int = 1,
     computed_width: int = 0,
     offset: int = 0,
+    small: bool = False,
 ) -> te.Tensor:
     """Convolve uint8 activations with packed weights, exactly, in int32.
 
@@ -46,6 +50,8 @@ def conv2d_int8(
         Output columns to compute, at least ``OW``; those beyond ``OW`` are dropped.
     offset : int
         Subtracted from every activation: 128 for machines that multiply signed bytes only.
+    small : bool
+        Whether the weights are such that sums of two products stay within 16 bits.
 
     Returns
     -------
@@ -74,7 +80,8 @@ def conv2d_int8(
         return te.sum(value * weight[oc, ic, kh, kw, ip, oi, ik].astype("int32"), [ic, kh, kw, ip, ik])
 
     shape = (batch, out_chunks, out_h, full_w, block_out)
-    result = te.compute(shape, element, name="conv2d_int8", attrs={KERNEL_ATTRIBUTE: "conv2d_int8"})
+    attributes = {KERNEL_ATTRIBUTE: "conv2d_int8", **({SMALL_ATTRIBUTE: True} if small else {})}
+    result = te.compute(shape, element, name="conv2d_int8", attrs=attributes)
     return crop(result, out_w)
 
 

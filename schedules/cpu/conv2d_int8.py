@@ -8,6 +8,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.compute.quantized import SMALL_ATTRIBUTE
 from tvm_ext.schedules.cpu.conv_tile import ConvShape, ConvTile, conv_tile
 from tvm_ext.schedules.cpu.integer_epilogue import schedule_epilogue
 from tvm_ext.schedules.cpu.intrinsics import DotProduct, dot_product, dot_product_intrinsic
@@ -33,7 +34,7 @@ class Conv2DInt8:
         if conv is None:
             return None
         machine = machine_of(target)
-        form = dot_product(machine)
+        form = dot_product(machine, small=SMALL_ATTRIBUTE in schedule.get(conv).annotations)
         tile = conv_tile(_shape_of(schedule, conv), machine)
         store = schedule_epilogue(schedule, conv, machine)
         _apply_tile(schedule, conv, store, _input_copy(schedule), tile, form, machine.pairs_loads)

@@ -7,9 +7,10 @@ float32.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import tvm
 from tvm.s_tir import TensorIntrin
 from tvm.tirx import PrimFunc
@@ -40,6 +41,9 @@ class DotProduct:
         For each number of lanes that there is an instruction for, the intrinsic's name.
     element : str
         Function of :mod:`tvm_ext.schedules.simd.imported` that takes the inputs as they lie in memory, if there is one.
+    pairs : tuple of (int, str)
+        As ``names``, for an instruction before that one, which multiplies bytes and adds up neighbouring products in
+        16 bits. It saturates: weights have to be such that no sum exceeds those; see :func:`are_small`.
     """
 
     inputs: str
@@ -48,6 +52,7 @@ class DotProduct:
     extends: bool = True
     names: tuple[tuple[int, str], ...] = ()
     element: str = ""
+    pairs: tuple[tuple[int, str], ...] = ()
 
     @property
     def offset(self) -> int:
@@ -63,13 +68,21 @@ VNNI = DotProduct(
     "uint8", "int8", 4,
     names=tuple((bits // 32, f"llvm.x86.avx512.vpdpbusd.{bits}") for bits in (128, 256, 512)),
 )  # fmt: skip
-# The byte forms of pmaddwd saturate at 16 bits, so bytes are widened first.
+# The instruction that multiplies bytes saturates at 16 bits, so they are widened first.
 AVX512 = DotProduct(
     "int16", "int16", 2, extends=False,
     names=((4, "llvm.x86.sse2.pmadd.wd"), (8, "llvm.x86.avx2.pmadd.wd"), (16, "llvm.x86.avx512.pmaddw.d.512")),
 )  # fmt: skip
 AVX2 = DotProduct("int16", "int16", 2, extends=False, names=AVX512.names[:2])
 SSE4 = DotProduct("int16", "int16", 2, extends=False, names=AVX512.names[:1])
+AVX512_SMALL = DotProduct(
+    "uint8", "int8", 4, extends=False, names=AVX512.names,
+    pairs=(
+        (4, "llvm.x86.ssse3.pmadd.ub.sw.128"), (8, "llvm.x86.avx2.pmadd.ub.sw"), (16, "llvm.x86.avx512.pmaddubs.w.512"),
+    ),
+)  # fmt: skip
+AVX2_SMALL = replace(AVX512_SMALL, names=AVX512.names[:2])
+SSE4_SMALL = replace(AVX512_SMALL, names=AVX512.names[:1])
 NEON_SDOT = DotProduct("int8", "int8", 4, names=((4, "llvm.aarch64.neon.sdot.v4i32.v16i8"),), element=SDOT)
 NEON_SUDOT = DotProduct("uint8", "int8", 4, names=((4, "llvm.aarch64.neon.usdot.v4i32.v16i8"),), element=SUDOT)
 PLAIN = DotProduct("int16", "int16", 1)
@@ -86,9 +99,39 @@ _ROWS = {
 }
 
 
-def dot_product(machine: Machine) -> DotProduct:
-    """Choose how a machine does 8-bit dot products."""
-    return _ROWS.get((machine.isa, machine.dot_product), PLAIN)
+# The same where weights are small.
+_SMALL_ROWS = {("avx512", ""): AVX512_SMALL, ("avx2", ""): AVX2_SMALL, ("sse4", ""): SSE4_SMALL}
+
+LARGEST_PAIR = 128
+"""Largest magnitude of two neighbouring weights' sum whose products with bytes, 255 at most, 16 bits hold."""
+
+
+def dot_product(machine: Machine, small: bool = False) -> DotProduct:
+    """Choose how a machine does 8-bit dot products.
+
+    Parameters
+    ----------
+    machine : Machine
+    small : bool
+        Whether weights are known to be small; see :func:`are_small`.
+    """
+    row = machine.isa, machine.dot_product
+    return (_SMALL_ROWS.get(row) if small else None) or _ROWS.get(row, PLAIN)
+
+
+def are_small(weight: np.ndarray) -> bool:
+    """Whether sums of two products of bytes with neighbouring weights stay within 16 bits, whatever the bytes.
+
+    Weights of seven bits, as quantisers make them for CPUs without dot products of bytes, always do.
+
+    Parameters
+    ----------
+    weight : np.ndarray
+        int8 of shape ``(out channels, input channels of a group, ...)``. Blocks hold even numbers of input channels.
+    """
+    first, second = weight[:, 0::2].astype(np.int16), weight[:, 1::2].astype(np.int16)
+    pairs = first[:, : second.shape[1]] + second
+    return bool((abs(pairs) <= LARGEST_PAIR).all())
 
 
 def dot_product_intrinsic(form: DotProduct, lanes: int) -> str:
@@ -167,6 +210,10 @@ def dot(form: DotProduct, lanes: int, total: tvm.ir.Expr, together: tvm.ir.Expr,
     inputs = T.reinterpret(operand, T.Broadcast(T.reinterpret("int32", together), lanes))
     if form.extends:
         return T.call_llvm_pure_intrin(integers, intrinsic, total, inputs, weights)
+    if form.pairs:
+        words = f"int16x{lanes * 2}"
+        inputs = T.call_llvm_pure_intrin(words, dict(form.pairs)[lanes], inputs, weights)
+        weights = T.Broadcast(T.int16(1), lanes * 2)
     return total + T.call_llvm_pure_intrin(integers, intrinsic, inputs, weights)
 
 

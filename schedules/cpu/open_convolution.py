@@ -128,6 +128,9 @@ class ConvolutionKernel:
         self.together = prod(shape) * tvm.DataType(windows.weight.dtype).bits // 8 <= machine.l2 // 2
         steps = (*self.kernel, *windows.strides)
         self.one_row = all(step == 1 for step in steps) and windows.epilogue.counts_pixels()
+        # Images of one pixel are rows of a matrix: tiles go over them.
+        pixels = [*windows.result.shape[2:-1], *windows.data.shape[2:-1]]
+        self.of_images = all(isinstance(extent, tirx.IntImm) and int(extent) == 1 for extent in (*pixels, *self.kernel))
 
     def choices(self) -> list[Choice]:
         """List columns and vectors of a register tile, and the rows, and tiles of a row, in a task."""
@@ -152,6 +155,8 @@ class ConvolutionKernel:
         batch, _, *spatial, _ = self.windows.result.shape
         if self.one_row:
             spatial = [*[whole(1)] * (len(spatial) - 1), product(spatial)]
+        if self.of_images:
+            batch, spatial = whole(1), [*spatial[:-1], batch]
         rows, width = product(spatial[:-1]), spatial[-1]
         band_rows = 1 if isinstance(rows, tirx.IntImm) and int(rows) == 1 else task_rows
         band = self.columns * task_tiles
@@ -190,8 +195,9 @@ class ConvolutionKernel:
         self._reduce(sums, n, group, place, count, [])
         for j, c in itertools.product(range(count), range(self.vectors)):
             with T.vectorized(ZERO, whole(self.lanes)) as x:
-                index = [n, group * self.vectors + c, *place[:-1], place[-1] + j, x]
-                self.windows.store(sums[j][c, x], index)
+                chunk = group * self.vectors + c
+                at = self.image(place, j, chunk) if self.of_images else [n, chunk, *place[:-1], place[-1] + j]
+                self.windows.store(sums[j][c, x], [*at, x])
 
     def _reduce(
         self, sums: Sequence[Any], n: Any, group: Any, place: list[Any], count: int, indices: list[Any]
@@ -217,9 +223,9 @@ class ConvolutionKernel:
         windows = self.windows
         for j, c in itertools.product(range(count), range(self.vectors)):
             with T.vectorized(ZERO, whole(self.lanes)) as x:
-                read = self.pixel(place, j, taps)
+                read = self.pixel(n, chunk, place, j, taps)
                 weight = windows.weight[group * self.vectors + c, in_chunk, *taps, lane, x]
-                T.buffer_store(sums[j], sums[j][c, x] + windows.data[n, chunk, *read, lane] * weight, [c, x])
+                T.buffer_store(sums[j], sums[j][c, x] + windows.data[*read, lane] * weight, [c, x])
 
     def input_chunk(self, group: Any, in_chunk: Any) -> Any:
         """Say which block of the input is read for a block of those that a group of the convolution has."""
@@ -227,10 +233,16 @@ class ConvolutionKernel:
             return in_chunk
         return group // (self.chunks // self.groups // self.vectors) * self.in_chunks + in_chunk
 
-    def pixel(self, place: Sequence[Any], column: int, taps: Sequence[Any]) -> list[Any]:
+    def image(self, place: Sequence[Any], column: int, chunk: Any) -> list[Any]:
+        """Say where the pixel of an image is of which a tile has several as its columns."""
+        return [place[-1] + column, chunk, *[ZERO] * len(place)]
+
+    def pixel(self, n: Any, chunk: Any, place: Sequence[Any], column: int, taps: Sequence[Any]) -> list[Any]:
         """Say which pixel of the input taps meet, for a column of the tile whose first one is ``place``."""
         windows = self.windows
-        return [
+        if self.of_images:
+            return self.image(place, column, chunk)
+        return [n, chunk] + [
             output * stride + tap * step
             for output, tap, stride, step in zip(
                 [*place[:-1], place[-1] + column], taps, windows.strides, windows.dilation, strict=True

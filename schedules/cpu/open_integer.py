@@ -47,7 +47,7 @@ class _Dense(ConvolutionKernel):
 
     def __init__(self, func: PrimFunc, windows: OpenWindows, machine: Machine) -> None:
         super().__init__(func, windows, machine)
-        self.form = dot_product(machine)
+        self.form = dot_product(machine, small=bool(windows.further[1]))
         self.pack = int(windows.weight.shape[-1]) // self.lanes
 
     def step(
@@ -57,7 +57,7 @@ class _Dense(ConvolutionKernel):
         in_chunk, *taps, step = indices
         windows, chunk = self.windows, self.input_chunk(group, in_chunk)
         for j, c in itertools.product(range(count), range(self.vectors)):
-            pixel = [n, chunk, *self.pixel(place, j, taps)]
+            pixel = self.pixel(n, chunk, place, j, taps)
             weights = [group * self.vectors + c, in_chunk, *taps, step]
             if self.form.has(self.lanes):
                 lanes = T.Ramp(ZERO, whole(1), self.lanes)
@@ -89,7 +89,7 @@ class _Depthwise(ConvolutionKernel):
         windows, (_, row, taps, _) = self.windows, indices
         for j, c in itertools.product(range(count), range(self.vectors)):
             chunk = group * self.vectors + c
-            pixel = [n, chunk, *self.pixel(place, j, [row, taps * self.pack])]
+            pixel = self.pixel(n, chunk, place, j, [row, taps * self.pack])
             weights = [chunk, ZERO, row, taps, ZERO]
             if self.pack > 1:
                 lanes, all_lanes = (T.Ramp(ZERO, whole(1), width) for width in (self.lanes, self.lanes * self.pack))

@@ -36,6 +36,28 @@ def test_products(target: str, value: int, depth: int, is_constant: bool) -> Non
     np.testing.assert_array_equal(found, np.full((3, 17), depth * 255 * value))
 
 
+WEIGHTS = ((-128, -128), (127, 127), (64, 64), (127, 1), (127, 2), (-64, -64), (-128, 0), (-128, -1))
+"""Those of neighbouring channels of the input. Two products with bytes stay within 16 bits, or just do not."""
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("groups", "height"), [(1, 5), (4, 5), (1, "h")])
+def test_pairs(target: str, groups: int, height: int | str) -> None:
+    weights, results, nodes = {}, [], []
+    for number, values in enumerate(WEIGHTS):
+        weight = np.empty((32, 64 // groups, 1, 3), "int8")
+        weight[:, 0::2], weight[:, 1::2] = values
+        weights[f"w{number}"] = weight
+        results.append(f"int32[1,32,{height},5] y{number}")
+        nodes.append(f"y{number} = ConvInteger <group={groups}> (x, w{number})")
+    model = graph(f"g (uint8[1,64,{height},7] x) => ({','.join(results)}) {{ {' '.join(nodes)} }}", **weights)
+    compiled = tvm_ext.compile(model, TARGETS[target], dynamic={"h": (1, None)} if height == "h" else None)
+    found = compiled.run({"x": np.full((1, 64, 5, 7), 255, "uint8")})
+    for number, values in enumerate(WEIGHTS):
+        expected = np.full((1, 32, 5, 5), 255 * 3 * 32 // groups * sum(values))
+        np.testing.assert_array_equal(found[f"y{number}"], expected, err_msg=str(values))
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize(("channels", "outputs"), [(3, 17), (17, 3), (64, 33)])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvm_ext
-from tests.cpu import LARGEST_WEIGHT
+from tests.cpu import IS_X86, LARGEST_WEIGHT
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="these tests compare with onnxruntime")
 GENERATOR = np.random.default_rng(0)
@@ -27,7 +29,9 @@ def made(
 
 
 def check(model: onnx.ModelProto, inputs: dict[str, np.ndarray], exact: bool = True) -> tvm_ext.CompiledModel:
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    settings = onnxruntime.SessionOptions()
+    settings.add_session_config_entry("session.x64quantprecision", "1")  # exact on CPUs without VNNI, too
+    session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
     (expected,) = session.run(None, inputs)
     compiled = tvm_ext.compile(model)
     (found,) = compiled.run(inputs).values()
@@ -150,7 +154,33 @@ def test_convolutions_of_open_pictures() -> None:
     graph = helper.make_graph([node], "g", list(values.values()), [helper.make_empty_tensor_value_info("y")], [weight])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     compiled = tvm_ext.compile(model, dynamic="*")
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    settings = onnxruntime.SessionOptions()
+    settings.add_session_config_entry("session.x64quantprecision", "1")  # exact on CPUs without VNNI, too
+    session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
     for shape in ((1, 3, 3, 3), (2, 3, 17, 7), (3, 3, 31, 33)):
         inputs = {"x": integers("uint8", *shape), "z": np.array(113, "uint8")}
         np.testing.assert_array_equal(compiled.run(inputs)["y"], session.run(None, inputs)[0])
+
+
+@pytest.mark.parametrize("target", [None, {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 2}])
+def test_open_rows_are_integer_products(target: Any) -> None:
+    """Rows of open extents, none at all among them, in two layers as dynamic quantisation makes them."""
+    first, constants, middle = dense(33, 80, 0, "x")
+    second, others, last = dense(80, 17, 1, "r")
+    nodes = [*first, helper.make_node("Relu", [middle], ["r"]), *second, helper.make_node("Identity", [last], ["y"])]
+    given = {"x": np.zeros((1, 1, 33), "float32")}
+    model = made(nodes, given, constants | others)
+    for axis, name in enumerate(("n", "rows")):
+        model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = name
+    compiled = tvm_ext.compile(model, target if IS_X86 else None, dynamic={"n": (0, 8), "rows": (0, 512)})
+    decided = [decision for decision in compiled.metadata["decisions"]["layout"] if "int32 sums" in str(decision)]
+    assert len(decided) == 2
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for shape in ((1, 1), (2, 17), (3, 33), (1, 127), (8, 31), (2, 0)):
+        inputs = {"x": GENERATOR.standard_normal((*shape, 33)).astype("float32")}
+        found = compiled.run(inputs)["y"]
+        if 0 in shape:
+            assert found.shape == (*shape, 17)
+            continue
+        (expected,) = session.run(None, inputs)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * float(np.abs(expected).max()))

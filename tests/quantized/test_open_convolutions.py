@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvm_ext
+from tests.cpu import has
 from tests.integer_reference import run_integers
 from tests.quantized.qdq_graphs import QdqGraph
 
@@ -22,6 +23,8 @@ LEVELS: dict[str, Any] = {
     "avx2": {"kind": "llvm", "mcpu": "haswell", "num-cores": 2},
     "sse4": {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 2},
 }
+if not has("avx512bw"):
+    del LEVELS["avx512"]
 SIZES = ((1, 1, 1), (3, 7, 31), (17, 3, 1), (1, 33, 17), (1, 17, 127), (0, 7, 7))
 OPEN = {"n": (0, None), "h": (1, None), "w": (1, None)}
 CHANNELS = (1, 3, 5, 17, 33, 16, 64)

@@ -97,22 +97,23 @@ def run(
 
 def check_convolution(
     level: str, batch: int, channels: Any, size: Any, kernel: Any, strides: Any, padding: Any, dilation: Any,
-    groups: int = 1, blocks: tuple[int, int] | None = None,
+    groups: int = 1, blocks: tuple[int, int] | None = None, small: bool = False,
 ) -> None:  # fmt: skip
     target = target_of(level)
     machine = machine_of(target)
-    form = dot_product(machine)
+    form = dot_product(machine, small)
     block_in, block_out = blocks or (machine.lanes("int32"),) * 2
     rng = np.random.default_rng(7)
     data = rng.integers(0, 256, (batch, channels[0], *size)).astype("uint8")
-    weight = rng.integers(-128, 128, (channels[1], channels[0] // groups, *kernel)).astype("int8")
+    low, high = (-64, 64) if small else (-128, 127)
+    weight = rng.integers(low, high + 1, (channels[1], channels[0] // groups, *kernel)).astype("int8")
     expected = convolve(data, weight, strides, padding, dilation, groups, 77)
     packed = pack_weight_int8(weight, block_in, block_out, form.pack, form.weights, groups)
     source = blocked(data, block_in)
     left, right = te.placeholder(source.shape, "uint8"), te.placeholder(packed.shape, form.weights)
     total = conv2d_int8(
         left, right, strides, padding, dilation, 77, groups,
-        computed_width(expected.shape[3], packed.shape[0], machine), form.offset,
+        computed_width(expected.shape[3], packed.shape[0], machine), form.offset, small,
     )  # fmt: skip
     result = run([left, right], total, target, "cpu.conv2d_int8", source, packed)
     np.testing.assert_array_equal(plain(result, channels[1]), expected)
@@ -141,6 +142,14 @@ def check_depthwise(
 @pytest.mark.parametrize("size", [(1, 1), (7, 9), (15, 31)])
 def test_convolution(level: str, size: tuple[int, int]) -> None:
     check_convolution(level, 2, (33, 48), size, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("groups", [1, 3])
+def test_small_weights(level: str, groups: int) -> None:
+    """Bytes of 255 times the largest weights that such a kernel is made for."""
+    blocks = None if groups == 1 else (4, 4)
+    check_convolution(level, 2, (48, 48), (7, 9), (3, 3), (1, 2), (1, 1, 0, 1), (1, 1), groups, blocks, small=True)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -254,24 +263,28 @@ def test_rounding(level: str, dtype: str, zero_point: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "instruction"),
+    ("config", "small", "instruction"),
     [
-        ({"mcpu": "icelake-server"}, "vpdpbusd"),
-        ({"mcpu": "alderlake"}, "vpdpbusd"),
-        ({"mcpu": "haswell"}, "vpmaddwd"),
-        ({"mtriple": "aarch64-linux-gnu", "mattr": ["+neon", "+dotprod"]}, "sdot"),
-        ({"mtriple": "aarch64-linux-gnu", "mattr": ["+dotprod", "+i8mm"]}, "sudot"),
-        ({"mtriple": "aarch64-linux-gnu", "mattr": ["+neon"]}, "smlal"),
+        ({"mcpu": "icelake-server"}, False, "vpdpbusd"),
+        ({"mcpu": "icelake-server"}, True, "vpdpbusd"),
+        ({"mcpu": "alderlake"}, False, "vpdpbusd"),
+        ({"mcpu": "skylake-avx512"}, True, "vpmaddubsw"),
+        ({"mcpu": "haswell"}, False, "vpmaddwd"),
+        ({"mcpu": "haswell"}, True, "vpmaddubsw"),
+        ({"mcpu": "nehalem"}, True, "pmaddubsw"),
+        ({"mtriple": "aarch64-linux-gnu", "mattr": ["+neon", "+dotprod"]}, False, "sdot"),
+        ({"mtriple": "aarch64-linux-gnu", "mattr": ["+dotprod", "+i8mm"]}, False, "sudot"),
+        ({"mtriple": "aarch64-linux-gnu", "mattr": ["+neon"]}, True, "smlal"),
     ],
 )
-def test_instructions(config: dict[str, Any], instruction: str) -> None:
+def test_instructions(config: dict[str, Any], small: bool, instruction: str) -> None:
     """The dot-product instruction of the target is in the code (which need not run here)."""
     target = tvm.target.Target({"kind": "llvm", "num-cores": 2, **config})
     machine = machine_of(target)
-    form, lanes = dot_product(machine), machine.lanes("int32")
+    form, lanes = dot_product(machine, small), machine.lanes("int32")
     left = te.placeholder((1, 4, 10, 10, lanes), "uint8")
     right = te.placeholder((4, 4, 3, 3, lanes // form.pack, lanes, form.pack), form.weights)
-    total = conv2d_int8(left, right, (1, 1), (1,) * 4, (1, 1), 3, offset=form.offset)
+    total = conv2d_int8(left, right, (1, 1), (1,) * 4, (1, 1), 3, offset=form.offset, small=small)
     taken = apply_rules(te.create_prim_func([left, right, total]), target, RULES)
     assert RULE_ATTRIBUTE in taken.attrs
     module = tvm.IRModule({"main": taken.with_attr("global_symbol", "main")})

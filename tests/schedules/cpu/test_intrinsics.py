@@ -15,10 +15,15 @@ from tvm.tirx import PrimFunc
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.schedules.cpu.intrinsics import (
     AVX2,
+    AVX2_SMALL,
     AVX512,
+    AVX512_SMALL,
+    LARGEST_PAIR,
     SSE4,
+    SSE4_SMALL,
     VNNI,
     DotProduct,
+    are_small,
     depthwise_intrinsic,
     dot_product,
     dot_product_intrinsic,
@@ -28,7 +33,7 @@ from tvm_ext.schedules.cpu.machine import Machine, machine_of
 HOST = {str(name) for name in tvm.target.codegen.llvm_get_cpu_features(native_target())}
 CASES = [
     pytest.param(
-        form, lanes, cpu, id=f"{cpu}-{lanes}",
+        form, lanes, cpu, id=f"{cpu}-{lanes}{'-small' if form.pairs else ''}",
         marks=pytest.mark.skipif(feature not in HOST, reason=f"this CPU has no {feature}"),
     )
     for form, cpu, feature in (
@@ -36,6 +41,9 @@ CASES = [
         (AVX512, "skylake-avx512", "avx512bw"),
         (AVX2, "haswell", "avx2"),
         (SSE4, "nehalem", "sse4.1"),
+        (AVX512_SMALL, "skylake-avx512", "avx512bw"),
+        (AVX2_SMALL, "haswell", "avx2"),
+        (SSE4_SMALL, "nehalem", "sse4.1"),
     )
     for lanes, _ in form.names
 ]  # fmt: skip
@@ -70,6 +78,12 @@ def check(name: str, form: DotProduct, lanes: int, cpu: str, shape: tuple[int, .
     for _ in range(20):
         inputs = extremes(rng, form.inputs, shape, 0, 255)
         weights = extremes(rng, form.weights, (lanes, form.pack), -128, 127)
+        if form.pairs:
+            weights[:, 1::2] = np.clip(
+                weights[:, 1::2],
+                -LARGEST_PAIR - np.minimum(weights[:, 0::2], 0).astype(int),
+                LARGEST_PAIR - np.maximum(weights[:, 0::2], 0).astype(int),
+            )
         before = rng.integers(-(1 << 30), 1 << 30, lanes).astype("int32")
         results = []
         for kernel in kernels:
@@ -89,6 +103,21 @@ def test_dot_product(form: DotProduct, lanes: int, cpu: str) -> None:
 @pytest.mark.parametrize(("form", "lanes", "cpu"), [case for case in CASES if case.values[0] is VNNI])
 def test_depthwise(form: DotProduct, lanes: int, cpu: str) -> None:
     check(depthwise_intrinsic(form, lanes), form, lanes, cpu, (form.pack, lanes))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "small"),
+    [
+        ([[64, 64]], True), ([[127, 1]], True), ([[127, 2]], False), ([[65, 64]], False), ([[-128, 0]], True),
+        ([[-128, -1]], False), ([[-64, -64]], True), ([[-128, 127]], True), ([[1, 127, 127]], True),
+        ([[0, 0, 1, 127, 2, 127]], False), ([[127]], True), ([[1, 2], [100, 100]], False),
+    ],
+)  # fmt: skip
+def test_small_weights(pairs: list[list[int]], small: bool) -> None:
+    """Neighbours of a pair are meant, the first input channel and the second, not the second and the third."""
+    weight = np.zeros((len(pairs), len(pairs[0]), 2, 1), "int8")
+    weight[:, :, 1, 0] = pairs
+    assert are_small(weight) is small
 
 
 def test_nothing_is_registered_by_importing() -> None:

@@ -21,7 +21,7 @@ from tvm_ext.relax_utils import ELEMENTWISE, OUT_ELEMENTWISE, open_shape, scalar
 from tvm_ext.schedules.compute.open_quantized import open_convolution_int8, open_depthwise_int8, widen
 from tvm_ext.schedules.compute.quantized import pack_depthwise_weight_int8, pack_weight_int8
 from tvm_ext.schedules.cpu.depthwise_int8 import taps_in_a_pack
-from tvm_ext.schedules.cpu.intrinsics import dot_product
+from tvm_ext.schedules.cpu.intrinsics import are_small, dot_product
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ def convolve_open(rewriter: BlockedLayoutMutator, call: relax.Call, what: Intege
     shape, known = open_shape(what.data), rewriter.known(what.data)
     if shape is None or not isinstance(shape[1], int) or min(what.padding) < 0:
         return None
-    form, machine = dot_product(rewriter.machine), rewriter.machine
+    small, machine = are_small(what.weight), rewriter.machine
+    form = dot_product(machine, small)
     channels = shape[1], what.weight.shape[0], what.groups
     plan = plan_open_integer_convolution(*channels, machine, form.pack, known.block if known else 0)
     if plan is None:
@@ -89,7 +90,7 @@ def convolve_open(rewriter: BlockedLayoutMutator, call: relax.Call, what: Intege
         data = source.var
     total = rewriter.emit_kernel(
         open_convolution_int8, [data, relax.const(packed.reshape(*packed.shape[:-2], -1))], "conv2d_int8",
-        rewriter.pattern(source.stored), pack=form.pack, groups=what.groups, **steps,
+        rewriter.pattern(source.stored), pack=form.pack, groups=what.groups, small=small, **steps,
     )  # fmt: skip
     return Blocked(raised(rewriter, total, what.weight, plan, form.offset), channels[1], 4, ZERO)
 

@@ -27,7 +27,7 @@ from tvm_ext.schedules.compute.quantized import (
     quantize,
 )
 from tvm_ext.schedules.cpu.depthwise_int8 import taps_in_a_pack
-from tvm_ext.schedules.cpu.intrinsics import dot_product
+from tvm_ext.schedules.cpu.intrinsics import are_small, dot_product
 
 
 def _definition(rewriter: BlockedLayoutMutator, expr: relax.Expr, operator: str) -> relax.Call | None:
@@ -80,7 +80,8 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
     geometry: dict[str, object] = {**window, "zero_point": zero_point}
     weight = weight.swapaxes(2, 3) if turned else weight
     groups, out_channels = int(attributes.groups), weight.shape[0]
-    form = dot_product(rewriter.machine)
+    small = are_small(weight)
+    form = dot_product(rewriter.machine, small)
     convolved = ConvolutionShape(
         shape[0], shape[1], out_channels, groups, tuple(turn(shape, turned)[2:]), weight.shape[2:],
         *(tuple(window[name]) for name in ("strides", "padding", "dilation")),
@@ -103,7 +104,7 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
     packed = pack_weight_int8(weight, plan.block_in, plan.block_out, form.pack, form.weights, groups)
     total = rewriter.emit_kernel(
         conv2d_int8, [source.var, relax.const(packed)], "conv2d_int8", OUT_ELEMENTWISE, groups=groups,
-        computed_width=plan.computed, offset=form.offset, **geometry,
+        computed_width=plan.computed, offset=form.offset, small=small, **geometry,
     )  # fmt: skip
     # Of integers times weights of zero nothing is left in lanes without a channel.
     return Blocked(raised(rewriter, total, weight, plan, form.offset), out_channels, 4, ZERO, turned)

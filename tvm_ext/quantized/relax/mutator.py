@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 
 import numpy as np
 import tvm
@@ -87,7 +88,7 @@ class IntegerMutator(PyExprMutator):
         return value
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        """Rewrite a binding if a rule takes it; a value that leaves the dataflow block is computed as it stands."""
+        """Rewrite a binding if a rule takes it; one that leaves the dataflow block, too."""
         inherited = [word for operand in variables_of(binding.value) for word in self.waiting.get(operand, ())]
         words = (*inherited, *self.origins.get(binding.var, ()))
         before, self._words = self.builder_.emitted, words
@@ -97,11 +98,16 @@ class IntegerMutator(PyExprMutator):
             self.waiting[binding.var] = words
 
     def _rewrite(self, binding: relax.VarBinding) -> None:
-        value = binding.value
-        if isinstance(value, relax.Call) and isinstance(binding.var, relax.DataflowVar):
+        var, value = binding.var, binding.value
+        if isinstance(value, relax.Call):
             name = getattr(value.op, "name", "")
+            # What leaves the block is known by another variable, whose value it then gets.
+            known = var if isinstance(var, relax.DataflowVar) else relax.DataflowVar(var.name, var.ty)
             for rule in filter(None, (table.get(name) for table in self.rules)):
-                if rule(self, binding.var, value):
+                if rule(self, known, value):
+                    if known is not var:
+                        self.builder_.emitted += 1
+                        super().visit_var_binding_(relax.VarBinding(var, known))
                     return
         self.builder_.emitted += 1
         super().visit_var_binding_(binding)
@@ -198,8 +204,8 @@ class IntegerMutator(PyExprMutator):
         if value.matrix_shape is None:
             return data
         *rows, columns = value.matrix_shape
-        count = int(np.prod(rows))
-        if count > 1:
+        count = prod(rows)
+        if isinstance(count, int) and count > 1:
             data = self.emit(relax.op.permute_dims(self.emit(relax.op.reshape(data, (columns, count))), [1, 0]))
         return self.emit(relax.op.reshape(data, value.matrix_shape))
 

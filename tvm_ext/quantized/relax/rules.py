@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 from tvm import relax
@@ -215,17 +216,20 @@ def multiply(
 ) -> IntegerSum | None:
     """Emit an exact product of matrices, ``(..., K) x (K, N)``, as a convolution.
 
-    None for other shapes, and where a sum could leave int32. Rows become the columns of a picture one row high.
+    None for other shapes, and where a sum could leave int32. Rows become the columns of a picture one row high, those
+    of which a run tells the number pictures of one pixel.
     """
-    shape = value.shape
-    if shape is None or len(shape) < 2 or weight.ndim != 2:
+    shape = open_shape(value.data)
+    if shape is None or len(shape) < 2 or weight.ndim != 2 or not isinstance(shape[-1], int):
         return None
     *outer, depth = shape
-    rows = int(np.prod(outer))
-    data = value.data
-    if rows > 1:
-        data = rewriter.emit(relax.op.permute_dims(rewriter.emit(relax.op.reshape(data, (rows, depth))), [1, 0]))
-    picture = Quantized(rewriter.emit(relax.op.reshape(data, (1, depth, 1, rows))), value.scale, value.zero_point)
+    rows = prod(outer)
+    data, pictures = value.data, (rows, depth, 1, 1)
+    if isinstance(rows, int):
+        pictures = (1, depth, 1, rows)
+        if rows > 1:
+            data = rewriter.emit(relax.op.permute_dims(rewriter.emit(relax.op.reshape(data, (rows, depth))), [1, 0]))
+    picture = Quantized(rewriter.emit(relax.op.reshape(data, pictures)), value.scale, value.zero_point)
     result = convolve(rewriter, picture, np.ascontiguousarray(weight.T)[:, :, None, None], scale, None, moved)
     return None if result is None else replace(result, matrix_shape=(*outer, weight.shape[1]))
 

@@ -128,8 +128,9 @@ class IntegerSum:
     ----------
     total : relax.Expr
         int32, channels on axis 1.
-    matrix_shape : tuple of int, optional
-        Shape ``(..., C)`` of the product of matrices that ``total``, of shape ``(1, C, 1, M)``, stands for.
+    matrix_shape : tuple, optional
+        Shape ``(..., C)`` of the product of matrices that ``total`` stands for, of shape ``(1, C, 1, M)``, or
+        ``(M, C, 1, 1)`` where ``M`` is open.
     scale : np.ndarray
         float32, one for each channel.
     shift : np.ndarray
@@ -146,7 +147,7 @@ class IntegerSum:
     weights: np.ndarray
     low: float = -np.inf
     high: float = np.inf
-    matrix_shape: tuple[int, ...] | None = None
+    matrix_shape: tuple[Any, ...] | None = None
 
     @property
     def shape(self) -> tuple[Any, ...] | None:
