@@ -19,6 +19,7 @@ from tvm_ext.schedules.cpu.elementwise import vector_lanes
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.streaming import stream_large_result
 from tvm_ext.schedules.cpu.tasks import share_out
+from tvm_ext.schedules.divisors import divisors
 from tvm_ext.schedules.kernel.access import Axes, axes_of
 from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
 from tvm_ext.schedules.kernel.exponentials import may_forget_nan
@@ -221,9 +222,9 @@ def _across_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, mac
     strip = rows.pop(position)
     lanes = vector_lanes(schedule, last, machine)
     width = int(schedule.get(strip).extent)
-    strips = -(-width // (COLUMN_VECTORS * lanes))
-    if width % (COLUMN_VECTORS * lanes) == 0 or strips > 2 * COLUMN_VECTORS:
-        outer, strip = schedule.split(strip, [None, COLUMN_VECTORS * lanes])
+    strip_width = _strip_width(width, prod(int(schedule.get(row).extent) for row in rows), lanes, machine)
+    if strip_width < width:
+        outer, strip = schedule.split(strip, [None, strip_width])
         rows.append(outer)
     schedule.reorder(*rows, *inside, strip)
     if not rows:
@@ -236,6 +237,24 @@ def _across_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, mac
     stream_large_result(schedule, last, strip, machine)
     for block in blocks[:-1]:
         _vectorize_across(schedule, block, machine)
+
+
+def _strip_width(width: int, rows: int, lanes: int, machine: Machine) -> int:
+    """Choose how many of ``width`` neighbouring rows go together, of which there are ``rows`` times as many.
+
+    A strip that reaches beyond the last row has a condition at every vector, and its sums leave the registers.
+    """
+    vectors = COLUMN_VECTORS * lanes
+    if width % vectors == 0:
+        return vectors
+    if width <= 2 * COLUMN_VECTORS * vectors:
+        return width
+    filled = [size for size in divisors(width) if vectors <= size <= 2 * COLUMN_VECTORS * vectors]
+    if filled:
+        return max(filled)
+    if rows >= machine.cores and width * WIDEST <= machine.l1 // 4:
+        return width
+    return vectors
 
 
 def _vectorize_across(schedule: Schedule, block: SBlockRV, machine: Machine) -> None:

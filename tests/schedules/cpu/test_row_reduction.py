@@ -269,3 +269,15 @@ def test_rows_that_go_through_a_pass_together(shape: tuple[int, ...], target: st
     tensor = torch.from_numpy(weights)
     expected = torch.nn.functional.layer_norm(torch.softmax(torch.from_numpy(x), -1), shape[-1:], tensor, tensor)
     np.testing.assert_allclose(compiled(x), expected.numpy(), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(16, 300), (3, 769), (5, 1001), (1, 777), (2, 1023), (1, 40961)])
+@pytest.mark.parametrize("name", ["sum", "max", "mean"])
+def test_strips_of_neighbouring_rows(name: str, rows: int, width: int) -> None:
+    """Strips divide the rows or take them all, so that no vector has a condition; a prime of many rows may."""
+    x = values(rows, 9, width)
+    compiled = compile_graph(lambda _, v: getattr(op, name)(v, [1]), [x], RULES, TARGETS["avx2"])
+    assert taken(compiled)
+    (kernel,) = compiled.kernels.values()
+    assert ("T.where" in kernel.script()) == (width == 40961)
+    np.testing.assert_allclose(compiled(x), getattr(np, name)(x.astype(np.float64), axis=1), rtol=1e-4, atol=1e-5)
