@@ -131,3 +131,25 @@ def test_heads_of_open_lengths_that_become_features_again(causal: bool) -> None:
             x = torch.randn(*shape, 24)
             result = compiled.run({"x": x.numpy()})["output"]
             np.testing.assert_allclose(result, model(x).numpy(), rtol=1e-4, atol=1e-5)
+
+
+class ViewedResult(torch.nn.Module):
+    """Heads are put together by a view, which the traced kernel's result allows and that of its decomposition doesn't."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        query, key, value = (part.view(batch, length, 4, -1).transpose(1, 2) for part in x.split(width // 3, dim=2))
+        result = functional.scaled_dot_product_attention(query, key, value, x.new_ones(batch, 1, length, length) > 0)
+        return result.transpose(1, 2).reshape(batch, length, -1).view(-1, width // 3)
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_view_behind_attention(is_open: bool) -> None:
+    x = torch.randn(2, 12, 192)
+    shapes = ({1: torch.export.Dim("length", min=2, max=64)},) if is_open else None
+    program = torch.export.export(ViewedResult().eval(), (x,), dynamic_shapes=shapes, strict=False)
+    compiled = tvm_ext.compile(program, dynamic="*" if is_open else None)
+    for length in (12, 7, 33) if is_open else (12,):
+        given = torch.randn(2, length, 192)
+        (found,) = compiled.run({"x": given.numpy()}).values()
+        np.testing.assert_allclose(found, ViewedResult()(given).numpy(), rtol=1e-5, atol=1e-5)

@@ -38,6 +38,7 @@ from tvm_ext.frontend.torch.sampling import KEPT
 from tvm_ext.frontend.torch.statistics import variance_and_mean
 from tvm_ext.frontend.torch.subgraphs import import_subgraph
 from tvm_ext.frontend.torch.value_checks import ValueChecks
+from tvm_ext.frontend.torch.views import decomposed
 from tvm_ext.frontend.torch.windows import fold_decomposition
 from tvm_ext.graph.origins import span_of
 from tvm_ext.passes.non_finite_fills import broadcast_fills
@@ -91,7 +92,7 @@ def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
             table.update(DECOMPOSITIONS)
             table.update(loop_decompositions(table))
             table.update(quantized_decompositions(program))
-            core = with_plain_containers(program).run_decompositions(table)
+            core = decomposed(with_plain_containers(program), table)
             drop_checks_of_matrices(core)
             if has_complex_numbers(core):
                 core = in_real_numbers(core, table)
