@@ -134,7 +134,7 @@ def test_heads_of_open_lengths_that_become_features_again(causal: bool) -> None:
 
 
 class ViewedResult(torch.nn.Module):
-    """Heads are put together by a view, which the traced kernel's result allows and that of its decomposition doesn't."""
+    """A view puts heads together, which the traced kernel's result allows, and that of its decomposition does not."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
