@@ -51,9 +51,9 @@ class PixelCopy:
         behind = 0 if held > 1 else (kernel[0] - 1) * dilation[0] * size[1]
         return PixelCopy(kernel[1], held, pixels + behind)
 
-    def bytes(self, channels: int) -> int:
-        """Bytes of the copy of an image of float32."""
-        return 4 * channels * self.column_taps * self.row_taps * self.pixels
+    def moves(self, channels: int, block: int) -> int:
+        """Copies of a block of channels at one pixel that make up the copy of an image."""
+        return -(-channels // block) * self.column_taps * self.row_taps * self.pixels
 
 
 def pixel_convolution(
@@ -108,8 +108,8 @@ def pixel_convolution(
             if copy is None:
                 return read(n, chunk, (0, 0, pixel), ii)
             if copy.row_taps > 1:
-                return read(n, chunk, (kw, kh, pixel), ii)
-            return read(n, chunk, (kw, 0, pixel + kh * (dilation[0] * out_w)), ii)
+                return read(n, chunk, (kh, kw, pixel), ii)
+            return read(n, chunk, (0, kw, pixel + kh * (dilation[0] * out_w)), ii)
 
         return te.sum(sums.product(value, weight, (oc, ic, kh, kw), oi), [ic, kh, kw, *sums.axes])
 
@@ -130,7 +130,7 @@ def _round_by_pixel(data: te.Tensor) -> te.Tensor:
     batch, chunks, height, width, block = (int(extent) for extent in data.shape)
     return te.compute(
         (batch, chunks, 1, 1, height * width, block),
-        lambda n, c, _kw, _kh, pixel, i: rounded(data[n, c, pixel // width, pixel % width, i]),
+        lambda n, c, _kh, _kw, pixel, i: rounded(data[n, c, pixel // width, pixel % width, i]),
         name="pad",
         attrs={KERNEL_ATTRIBUTE: "pad"},
     )
@@ -147,7 +147,7 @@ def _copy_by_pixel(
 ) -> te.Tensor:
     batch, chunks, height, width, block = (int(extent) for extent in data.shape)
 
-    def element(n: tirx.Var, c: tirx.Var, kw: tirx.Var, kh: tirx.Var, pixel: tirx.Var, i: tirx.Var) -> Expr:
+    def element(n: tirx.Var, c: tirx.Var, kh: tirx.Var, kw: tirx.Var, pixel: tirx.Var, i: tirx.Var) -> Expr:
         row = pixel // out_w * strides[0] + kh * dilation[0] - padding[0]
         column = pixel % out_w * strides[1] + kw * dilation[1] - padding[1]
         inside = tirx.all(row >= 0, row < height, column >= 0, column < width)
@@ -156,5 +156,5 @@ def _copy_by_pixel(
             return tirx.if_then_else(inside, rounded(value), tirx.const(0, BITS))
         return tirx.if_then_else(inside, value, tirx.const(0, data.dtype))
 
-    shape = (batch, chunks, copy.column_taps, copy.row_taps, copy.pixels, block)
+    shape = (batch, chunks, copy.row_taps, copy.column_taps, copy.pixels, block)
     return te.compute(shape, element, name="pad", attrs={KERNEL_ATTRIBUTE: "pad"})

@@ -31,6 +31,8 @@ class ConvShape:
         Whether a step takes no longer than its multiply-adds of floats, so that weights from the L2 cache may be late.
     bands : bool
         Whether a task may take a part of a row: where the row is all pixels of an image.
+    copy_slots : float
+        Multiply-adds that could be issued while the input of such a row is copied; 0 if it is not.
     """
 
     planes: int
@@ -45,6 +47,7 @@ class ConvShape:
     input_row_bytes: int
     counts_weights: bool = True
     bands: bool = False
+    copy_slots: float = 0
 
     @property
     def flops(self) -> int:
@@ -154,6 +157,15 @@ def computed_width(width: int, chunks: int, machine: Machine, reduction: int = 0
     return -(-width // columns) * columns
 
 
+MOVE_SECONDS = 1.2e-9
+"""Time that it takes at least to find the place of a pixel and copy what stands there."""
+
+
+def move_slots(move_bytes: int, machine: Machine) -> float:
+    """Multiply-adds that could be issued in the time that copying so many bytes of a pixel takes."""
+    return machine.slots(max(MOVE_SECONDS, 2 * move_bytes / machine.l2_bandwidth))
+
+
 PIXELS_PAY = 0.97
 """Relative cost from which on the pixels of an image are cut into tiles regardless of its rows."""
 
@@ -162,7 +174,8 @@ def computed_pixels(
     size: tuple[int, int],
     chunks: int,
     reduction: int,
-    copied_bytes: Callable[[int], int],
+    moves: Callable[[int], int],
+    move_bytes: int,
     machine: Machine,
     forced: bool = False,
 ) -> int:
@@ -176,8 +189,10 @@ def computed_pixels(
         Output rows and columns.
     reduction : int
         Products summed for one output.
-    copied_bytes : callable
-        From the pixels to compute to the bytes of the input that have to be copied for that.
+    moves : callable
+        From the pixels to compute to the blocks of the input that have to be copied for that.
+    move_bytes : int
+        Bytes of a block.
     forced : bool
         Whether pixels are asked for wherever they can be computed so, be rows better or not.
     """
@@ -190,11 +205,10 @@ def computed_pixels(
     for exact in (True, False):
         tile = register_tile(pixels, chunks, machine, reduction, exact)
         computed = -(-pixels // tile[0]) * tile[0]
-        copied = copied_bytes(computed)
-        # Each core copies all that its channels need.
-        copying = machine.cores * machine.slots(2 * copied / machine.l2_bandwidth) / (chunks * reduction)
+        copied = moves(computed)
+        copying = copied * move_slots(move_bytes, machine) / (chunks * reduction)
         cost = tile_cost(pixels, tile, reduction, machine) + copying
-        if cost < best_cost and copied <= 2 * machine.l2:
+        if cost < best_cost and copied * move_bytes <= 2 * machine.l2:
             best, best_cost = computed, cost
     return best
 
@@ -251,6 +265,7 @@ def _banded_tile(shape: ConvShape, columns: int, vectors: int, parallel: bool, m
     strips, groups = shape.out_w // columns, shape.out_chunks // vectors
     strip_bytes = -(-shape.input_row_bytes // strips)
     parts_of_sums = reduction_parts(shape, vectors, shape.input_row_bytes, machine)
+    copies = shape.copy_slots / strips / (columns * vectors * shape.reduction)  # of a strip, in register tiles
     best, best_cost = (1, 1), float("inf")
     for bands in divisors(strips):
         if parts_of_sums == 1 and strips // bands > 1 and strip_bytes * (strips // bands) > machine.l2 // 2:
@@ -258,7 +273,7 @@ def _banded_tile(shape: ConvShape, columns: int, vectors: int, parallel: bool, m
         for parts in divisors(groups):
             tasks = shape.planes * bands * parts
             rounds = -(-tasks // machine.cores) if parallel else tasks
-            cost = rounds * ((strips // bands) * (groups // parts) + 0.2 + 0.05 * groups / parts)
+            cost = rounds * ((strips // bands) * (groups // parts + copies) + 0.2 + 0.05 * groups / parts)
             if cost < best_cost:
                 best, best_cost = (bands, parts), cost
     return ConvTile(columns, vectors, 1, best[1], parallel, best[0], parts_of_sums)

@@ -15,10 +15,10 @@ from tvm.tirx import PrimFunc, Var
 
 from tvm_ext.schedules.compute.bfloat16 import BITS, PAIR
 from tvm_ext.schedules.cpu.conv_cost import division_cost
-from tvm_ext.schedules.cpu.conv_tile import ConvShape, ConvTile, conv_tile
+from tvm_ext.schedules.cpu.conv_tile import ConvShape, ConvTile, conv_tile, move_slots
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
 from tvm_ext.schedules.cpu.intrinsics import bfloat16_intrinsic
-from tvm_ext.schedules.cpu.machine import machine_of
+from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.prologue import inline_prologue
 from tvm_ext.schedules.cpu.staged_epilogue import holds_function, stage_sums
 from tvm_ext.schedules.cpu.weights import FETCHING_PASSES, MOST_PASSES, fetch_next_weights
@@ -46,9 +46,9 @@ class Convolution:
         schedule = prepared_schedule(self, func, target, tunable)
         if schedule is None:
             return None
-        conv, pad, shape, transposed = read_convolution(schedule)
-        store, rest = inline_epilogue(schedule, conv)
         machine = machine_of(target)
+        conv, pad, shape, transposed = read_convolution(schedule, machine)
+        store, rest = inline_epilogue(schedule, conv)
         _apply_tile(schedule, conv, store, pad, conv_tile(shape, machine), transposed, machine.pairs_loads)
         if rest is not None:
             vectorize_and_divide(schedule, rest, machine)
@@ -59,8 +59,8 @@ class Convolution:
         schedule = prepared_schedule(self, func, target)
         if schedule is None:
             return None
-        _, _, shape, _ = read_convolution(schedule)
         machine = machine_of(target)
+        _, _, shape, _ = read_convolution(schedule, machine)
         parallel = machine.divides(shape.flops)
         return 3, lambda factors: division_cost(shape, machine, factors, parallel)
 
@@ -81,14 +81,16 @@ class Convolution:
         return prepared_for(func, self.name) if annotated_block(schedule, "conv") is not None else None
 
 
-def read_convolution(schedule: Schedule) -> tuple[SBlockRV, SBlockRV | None, ConvShape, bool]:
+def read_convolution(schedule: Schedule, machine: Machine) -> tuple[SBlockRV, SBlockRV | None, ConvShape, bool]:
     """Find convolution and padding, what is in front inlined; gives what a tile depends on, and whether transposed."""
     transposed, pixels = (annotated_block(schedule, name) for name in ("conv_transpose", "conv_pixels"))
     conv = transposed or pixels or annotated_block(schedule, "conv")
     pad, _ = inline_prologue(schedule, conv, annotated_block(schedule, "pad"))
     shape = _shape_of(schedule, conv, axes_of_convolution(loop_extents(schedule, conv), transposed is not None))
     if pixels is not None:
-        shape = replace(shape, input_row_bytes=_input_bytes(schedule, conv), bands=True)
+        size = _input_bytes(schedule, conv)
+        copying = 0.0 if pad is None else _copy_slots(schedule, conv, size, machine)
+        shape = replace(shape, input_row_bytes=size, bands=True, copy_slots=copying)
     return conv, pad, shape, transposed is not None
 
 
@@ -150,6 +152,12 @@ def _input_bytes(schedule: Schedule, conv: SBlockRV) -> int:
     """Bytes of the input of one image, as the convolution reads it."""
     source = schedule.get(conv).reads[0].source
     return prod(int(extent) for extent in source.shape[1:]) * (tvm.DataType(source.dtype).bits // 8)
+
+
+def _copy_slots(schedule: Schedule, conv: SBlockRV, size: int, machine: Machine) -> float:
+    source = schedule.get(conv).reads[0].source
+    move_bytes = int(source.shape[-1]) * (tvm.DataType(source.dtype).bits // 8)
+    return size // move_bytes * move_slots(move_bytes, machine)
 
 
 def _store_by_pixel(schedule: Schedule, store: SBlockRV) -> None:

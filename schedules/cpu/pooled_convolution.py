@@ -35,12 +35,12 @@ class PooledConvolution:
         schedule = None if tunable else prepared_schedule(self, func, target)
         if schedule is None:
             return None
-        conv, pad, shape, _ = read_convolution(schedule)
+        machine = machine_of(target)
+        conv, pad, shape, _ = read_convolution(schedule, machine)
         pool = annotated_block(schedule, "pool")
         assert pool is not None
         for block in _between(schedule, conv, pool):
             schedule.compute_inline(block)
-        machine = machine_of(target)
         # The sums of a tile are complete when it is pooled.
         tile = replace(conv_tile(shape, machine), reduction_parts=1)
         _apply_tile(schedule, conv, pool, pad, tile)

@@ -209,7 +209,7 @@ def pixels_plan(
     """
     rounds, block_sum, reduction = _reduction(shape, blocks[0], bfloat16)
     chunks = count_blocks(shape.out_channels, blocks[1])
-    pixels = _plan_pixels(shape, chunks, reduction, machine, forced)
+    pixels = _plan_pixels(shape, blocks[0], chunks, reduction, machine, forced)
     if not pixels:
         return None
     return ConvolutionPlan("pixels", *blocks, chunks, pixels, rounds=rounds, block_sum=block_sum)
@@ -333,14 +333,16 @@ def _plan_winograd(
     return ConvolutionPlan("winograd", lanes, lanes, chunks, winograd=fast, rounds=steady)
 
 
-def _plan_pixels(shape: ConvolutionShape, chunks: int, reduction: int, machine: Machine, forced: bool = False) -> int:
+def _plan_pixels(
+    shape: ConvolutionShape, block_in: int, chunks: int, reduction: int, machine: Machine, forced: bool = False
+) -> int:
     """Count the pixels to compute of an image whose rows are not told apart; 0 where rows are better."""
     if shape.rank != 2:
         return 0
     size = shape.results
 
-    def copied_bytes(pixels: int) -> int:
+    def moves(pixels: int) -> int:
         copy = PixelCopy.of(shape.kernel, shape.strides, shape.padding, shape.dilation, size, pixels)
-        return 0 if copy is None else copy.bytes(shape.in_channels)
+        return 0 if copy is None else copy.moves(shape.in_channels, block_in)
 
-    return computed_pixels((size[0], size[1]), chunks, reduction, copied_bytes, machine)
+    return computed_pixels((size[0], size[1]), chunks, reduction, moves, FLOAT_BYTES * block_in, machine, forced)

@@ -111,14 +111,25 @@ def nothing(_pixels: int) -> int:
 
 
 def test_pixels_are_cut_regardless_of_rows_where_that_wastes_less() -> None:
-    assert 196 <= computed_pixels((14, 14), 32, 2304, nothing, AVX2) <= 200
-    assert computed_pixels((14, 14), 32, 1024, lambda pixels: (pixels > 196) << 20, AVX2) == 196  # not to copy
-    assert computed_pixels((7, 7), 64, 4608, nothing, AVX2) == 50
-    assert computed_pixels((28, 28), 16, 1152, nothing, AVX2) == 0  # rows are whole tiles
-    assert computed_pixels((1, 49), 64, 4608, nothing, AVX2) == 0
-    assert computed_pixels((7, 7), 64, 4608, lambda _: 4 << 20, AVX2) == 0
+    assert 196 <= computed_pixels((14, 14), 32, 2304, nothing, 32, AVX2) <= 200
+    assert computed_pixels((14, 14), 32, 1024, lambda pixels: (pixels > 196) << 15, 32, AVX2) == 196  # not to copy
+    assert computed_pixels((7, 7), 64, 4608, nothing, 32, AVX2) == 50
+    assert computed_pixels((28, 28), 16, 1152, nothing, 32, AVX2) == 0  # rows are whole tiles
+    assert computed_pixels((1, 49), 64, 4608, nothing, 32, AVX2) == 0
+    assert computed_pixels((7, 7), 64, 4608, lambda _: 4 << 15, 32, AVX2) == 0
     for size in (7, 14, 28, 56):
-        assert computed_pixels((size, size), 32, 2304, nothing, AVX512) == 0
+        assert computed_pixels((size, size), 32, 2304, nothing, 64, AVX512) == 0
+
+
+def test_copying_elements_one_by_one_is_not_worth_it() -> None:
+    assert computed_pixels((7, 7), 64, 2304, lambda pixels: pixels * 2304, 4, AVX2) == 0
+    assert computed_pixels((7, 7), 64, 2304, lambda pixels: pixels * 2304 // 8, 32, AVX2) > 0
+
+
+def test_a_copy_that_all_channels_need_is_divided_instead() -> None:
+    row = replace(shape_of(4096), out_h=1, out_w=50, out_chunks=8, bands=True)
+    assert conv_tile(row, AVX2).column_parts == 1
+    assert conv_tile(replace(row, copy_slots=1e5), AVX2).column_parts == 2
 
 
 def shape_of(reduction: int, **changed: int) -> ConvShape:
