@@ -52,7 +52,7 @@ class PixelCopy:
         return PixelCopy(kernel[1], held, pixels + behind)
 
     def moves(self, channels: int, block: int) -> int:
-        """Copies of a block of channels at one pixel that make up the copy of an image."""
+        """Count the copies of a block of channels at one pixel that make up the copy of an image."""
         return -(-channels // block) * self.column_taps * self.row_taps * self.pixels
 
 

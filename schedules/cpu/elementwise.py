@@ -23,6 +23,7 @@ from tvm_ext.schedules.kernel.inline import inline_producers
 from tvm_ext.schedules.kernel.operations import is_simple
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
+from tvm_ext.schedules.simd.pieces import reads_in_pieces
 
 
 class Elementwise:
@@ -56,7 +57,7 @@ def vectorize_and_divide(schedule: Schedule, block: SBlockRV, machine: Machine) 
     seconds = block_seconds(schedule, block, machine)
     outer, inner = loops[:-flat], loops[-flat:]
     vector = schedule.fuse(*inner) if len(inner) > 1 else inner[0]
-    if flat == 1 and len(outer) > 1 and _computes_addresses(axes):
+    if flat == 1 and len(outer) > 1 and _computes_addresses(axes) and not _reads_in_pieces(schedule, block):
         lanes = _lanes_alike(schedule, block, vector, lanes)
         columns, vector = _split_evenly(schedule, vector, lanes)
         schedule.reorder(*outer[:-1], columns, outer[-1])
@@ -75,6 +76,12 @@ def _computes_addresses(axes: Axes) -> bool:
     The last axis then goes outside the one before it, which makes the addresses of a vector the same for all rows.
     """
     return any(access.strides is None or access.strides[-1] is None for access in axes.accesses)
+
+
+def _reads_in_pieces(schedule: Schedule, block: SBlockRV) -> bool:
+    """Whether rows are read in order but for some places, as padding by reflection reads them."""
+    body = schedule.get(block)
+    return reads_in_pieces(body.body, body.iter_vars[-1].var)
 
 
 def _lanes_alike(schedule: Schedule, block: SBlockRV, loop: LoopRV, lanes: int) -> int:

@@ -23,6 +23,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
 from tvm_ext.schedules.simd.imported import LANEWISE, imported
+from tvm_ext.schedules.simd.pieces import pieces_of
 from tvm_ext.schedules.simd.prefetch import insert_prefetches, next_row
 from tvm_ext.schedules.simd.reductions import Reduction, check_independent, find_reduction, loads_of
 from tvm_ext.schedules.simd.scratch import pad_scratch
@@ -96,7 +97,10 @@ def vectorize_marked_loops(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
     analyzer = tvm.sym.Analyzer()
 
     def vectorize(loop: Any, lanes: int) -> Any:
-        return _vectorize(loop, lanes, analyzer, scratch)
+        pieces = pieces_of(loop, analyzer)
+        if len(pieces) == 1:
+            return _vectorize(loop, lanes, analyzer, scratch)
+        return _sequence([_vectorize_if_possible(piece, lanes, analyzer, scratch) for piece in pieces])
 
     def tile(loop: Any, side: int) -> Any:
         return tile_loops(loop, side, analyzer, int(loop.annotations.get(STAGING_ATTRIBUTE, 0)))
@@ -129,6 +133,13 @@ def _names_small_floats(statement: Any) -> bool:
 
     tvm_ffi.structural_walk(statement, [(prim.Let, note), (tirx.Bind, note)])
     return any(found)
+
+
+def _vectorize_if_possible(loop: Any, lanes: int, analyzer: Any, scratch: Mapping[Any, int]) -> Any:
+    try:
+        return _vectorize(loop, lanes, analyzer, scratch)
+    except NotVectorizable:
+        return loop
 
 
 def _vectorize(loop: Any, lanes: int, analyzer: Any, scratch: Mapping[Any, int]) -> Any:
