@@ -81,7 +81,8 @@ def _computes_addresses(axes: Axes) -> bool:
 def _reads_in_pieces(schedule: Schedule, block: SBlockRV) -> bool:
     """Whether rows are read in order but for some places, as padding by reflection reads them."""
     body = schedule.get(block)
-    return reads_in_pieces(body.body, body.iter_vars[-1].var)
+    last = body.iter_vars[-1]
+    return isinstance(last.dom.extent, IntImm) and reads_in_pieces(body.body, last.var, int(last.dom.extent))
 
 
 def _lanes_alike(schedule: Schedule, block: SBlockRV, loop: LoopRV, lanes: int) -> int:

@@ -8,6 +8,7 @@ So are rows that are padded by reflection or by their edges. Vectors of such a r
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import tvm
@@ -21,7 +22,8 @@ from tvm_ext.schedules.simd.vector import element_type, operation
 MOST_PIECES = 5
 """Pieces into which a loop is divided at most."""
 
-_COMPARISONS = (prim.LT, prim.LE, prim.GT, prim.GE)
+_CHOICES = (prim.LT, prim.LE, prim.GT, prim.GE, prim.Min, prim.Max, prim.FloorMod)
+"""Expressions that are of one form up to some iteration, and of another one from there on."""
 
 
 def pieces_of(loop: Any, analyzer: tvm.sym.Analyzer) -> list[Any]:
@@ -36,7 +38,7 @@ def pieces_of(loop: Any, analyzer: tvm.sym.Analyzer) -> list[Any]:
     if not isinstance(loop.extent, prim.IntImm) or not isinstance(loop.min, prim.IntImm) or int(loop.min) != 0:
         return [loop]
     extent = int(loop.extent)
-    places = sorted(place for place in _places(loop.body, variable) if 0 < place < extent)
+    places = _places(loop.body, variable, extent)
     if not places or len(places) >= MOST_PIECES:
         return [loop]
     loops = []
@@ -50,15 +52,15 @@ def pieces_of(loop: Any, analyzer: tvm.sym.Analyzer) -> list[Any]:
     return loops
 
 
-def reads_in_pieces(body: Any, variable: Any) -> bool:
-    """Whether all that a statement reads lies in order along a variable, but for some places known beforehand."""
+def reads_in_pieces(body: Any, variable: Any, extent: int) -> bool:
+    """Whether what a statement reads lies in order along a variable of this extent, but for a few places."""
     found: list[bool] = []
 
     def note(load: Any) -> None:
         found.append(all(is_piecewise(index, variable) for index in load.indices))
 
     tvm_ffi.structural_walk(body, [(tvm.ir.TensorLoad, note)])
-    return bool(found) and all(found) and bool(_places(body, variable))
+    return all(found) and 0 < len(_places(body, variable, extent)) < MOST_PIECES
 
 
 def is_piecewise(index: Any, variable: Any) -> bool:
@@ -71,37 +73,68 @@ def is_piecewise(index: Any, variable: Any) -> bool:
         )
     if isinstance(index, (prim.Min, prim.Max)):
         return is_piecewise(index.a, variable) and is_piecewise(index.b, variable)
+    if isinstance(index, prim.FloorMod):
+        return is_piecewise(index.a, variable) and isinstance(index.b, prim.IntImm)
     parts = _chosen(index)
     return parts is not None and all(is_piecewise(part, variable) for part in parts[1:])
 
 
-def _places(body: Any, variable: Any) -> set[int]:
-    """Iterations at which conditions on the loop variable change inside the addresses that a loop reads."""
+def _places(body: Any, variable: Any, extent: int) -> list[int]:
+    """Iterations of a loop at which what it reads lies elsewhere than behind the last, in order."""
     found: set[int] = set()
 
     def compared(node: Any) -> None:
-        found.update(_changes(node, variable))
+        found.update(_changes(node, variable, extent))
 
     def in_address(load: Any) -> None:
         for index in load.indices:
-            tvm_ffi.structural_walk(index, ((*_COMPARISONS, prim.Min, prim.Max), compared))
+            tvm_ffi.structural_walk(index, (_CHOICES, compared))
 
     tvm_ffi.structural_walk(body, [(tvm.ir.TensorLoad, in_address)])
+    return sorted(place for place in found if 0 < place < extent)
+
+
+def _changes(node: Any, variable: Any, extent: int) -> set[int]:
+    """Iterations at which a comparison, a choice of the smaller or larger, or a remainder takes another form."""
+    if isinstance(node, prim.FloorMod):
+        return _wraps(node, variable, extent)
+    found = set()
+    for left, right in product(_leaves(node.a), _leaves(node.b)):
+        linear = _linear(left - right, variable)
+        if linear is None or abs(linear[0]) != 1:
+            continue
+        slope, offset = linear
+        root = -slope * offset
+        # Up to the root, or beyond it, ``a`` is the smaller one; whether at the root itself depends on the comparison.
+        with_root = isinstance(node, (prim.LE, prim.GT) if slope == 1 else (prim.LT, prim.GE))
+        found.add(root + 1 if with_root else root)
     return found
 
 
-def _changes(node: Any, variable: Any) -> set[int]:
-    """Iterations at which a comparison, or a choice of the smaller or larger, begins to come out differently."""
-    linear = tvm.sym.detect_linear_equation(node.a - node.b, [variable])
+def _wraps(remainder: Any, variable: Any, extent: int) -> set[int]:
+    """Iterations at which a remainder begins anew; none if these are too many."""
+    linear = _linear(remainder.a, variable)
+    if linear is None or linear[0] != 1 or not isinstance(remainder.b, prim.IntImm):
+        return set()
+    size, offset = int(remainder.b), linear[1]
+    if size < 1 or extent // size >= MOST_PIECES:
+        return set()
+    return set(range(-offset % size, extent, size))
+
+
+def _leaves(expr: Any) -> list[Any]:
+    """Give the values between which minima and maxima choose."""
+    if isinstance(expr, (prim.Min, prim.Max)):
+        return [*_leaves(expr.a), *_leaves(expr.b)]
+    return [expr]
+
+
+def _linear(expr: Any, variable: Any) -> tuple[int, int] | None:
+    """Give slope and offset of an expression that is linear in one variable; None for another one."""
+    linear = tvm.sym.detect_linear_equation(expr, [variable])
     if len(linear) != 2 or not all(isinstance(part, prim.IntImm) for part in linear):
-        return set()
-    slope, offset = (int(part) for part in linear)
-    if abs(slope) != 1:
-        return set()
-    root = -offset if slope == 1 else offset
-    # Up to the root, or beyond it, ``a`` is the smaller one; whether at the root itself depends on the comparison.
-    with_root = isinstance(node, (prim.LE, prim.GT)) if slope == 1 else isinstance(node, (prim.LT, prim.GE))
-    return {root + 1 if with_root else root}
+        return None
+    return int(linear[0]), int(linear[1])
 
 
 def _simplified(body: Any, variable: Any, analyzer: tvm.sym.Analyzer) -> Any:
