@@ -61,6 +61,7 @@ class Lanes:
         analyzer.bind(self._any_lane, tvm.ir.Range(tirx.const(0, self._integer), tirx.const(lanes, self._integer)))
         self.mask: Any = None if whole else self._ramp(tirx.const(0, self._integer)) < broadcast(limit, lanes)
         self._conditional = False
+        self._nested = 0
         self._active = active if isinstance(active, int) else 0
 
     def linear(self, index: Any) -> tuple[Any, int] | None:
@@ -127,7 +128,7 @@ class Lanes:
         outside: list[Any] = []
 
         def load(node: Any, visitor: Any) -> None:
-            if len(node.indices) != 1 or not self._inside(node.source, self._at_lane(node.indices[0])):
+            if len(node.indices) != 1 or not self._iteration_inside(node.source, node.indices[0]):
                 outside.append(node)
             visitor.default_visit(node)
 
@@ -145,6 +146,19 @@ class Lanes:
             return False
         extent = buffer.ty.shape[0]
         return bool(self._analyzer.can_prove(prim.And(index >= 0, index < extent)))
+
+    def _iteration_inside(self, buffer: Any, index: Any) -> bool:
+        """Whether an index stays inside its tensor in every iteration, so in all lanes that take part.
+
+        Of an open extent the analyzer knows no number, but that the iterations end before it.
+        """
+        if self._inside(buffer, self._at_lane(index)):
+            return True
+        index = tvm_ffi.structural_map(index, (tvm.ir.Var, self._renamed))
+        if isinstance(buffer.ty.shape[0], prim.IntImm) or _holds_vector(index) or holds_load(index):
+            return False
+        inside = prim.And(index >= 0, index < buffer.ty.shape[0])
+        return bool(self._analyzer.can_prove(inside, tvm.sym.ProofStrength.SYMBOLIC_BOUND))
 
     def _ends_scratch(self, buffer: Any, base: Any) -> bool:
         """Whether the active lanes from ``base`` on are the last elements in use of a lengthened buffer.

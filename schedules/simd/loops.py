@@ -149,6 +149,7 @@ def _vectorize(loop: Any, lanes: int, analyzer: Any, scratch: Mapping[Any, int])
     reductions = {
         number: found for number, part in enumerate(statements) if (found := find_reduction(part, loop.loop_var))
     }
+    analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent), allow_override=True)
     check_independent(_sequence(statements), [reduction.store.buffer for reduction in reductions.values()])
     return _Rewriter(loop, lanes, statements, reductions, analyzer, scratch).rewrite()
 

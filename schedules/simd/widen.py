@@ -34,6 +34,10 @@ _LANEWISE = frozenset(
 _SINGLE_PRECISION_ONLY = frozenset({"erf", "log1p"})
 
 
+MOST_NESTED = 2
+"""Masks that load under a mask that loads: each is written out in all that it masks, and so in the next one."""
+
+
 class NotVectorizable(Exception):
     """Raised inside the pass when a loop has no vector form; the loop then stays as it is."""
 
@@ -131,7 +135,7 @@ class Widener(Lanes):
     @contextmanager
     def under(self, mask: Any, negate: bool = False) -> Iterator[None]:
         """Enter a region where only the lanes of ``mask`` take part."""
-        before = self.mask, self._conditional
+        before = self.mask, self._conditional, self._nested
         nowhere = broadcast(tirx.const(False, "bool"), self._lanes)
         narrower = mask
         if negate and holds_load(mask):  # TVM makes `b <= a` of `not a < b`, which is false, too, if either is NaN
@@ -140,15 +144,18 @@ class Widener(Lanes):
             narrower = prim.Not(mask)
         if self.mask is None:
             self.mask = narrower
+        elif self._nested >= MOST_NESTED and holds_load(mask):
+            raise NotVectorizable("conditions within conditions")
         elif holds_load(mask):  # unknown in the lanes that load nothing: `and` would make the whole mask unknown there
             self.mask = choose(self.mask, narrower, nowhere)
         else:
             self.mask = prim.And(self.mask, narrower)
         self._conditional = True
+        self._nested += holds_load(mask)
         try:
             yield
         finally:
-            self.mask, self._conditional = before
+            self.mask, self._conditional, self._nested = before
 
     @contextmanager
     def _exact(self, rounded: bool) -> Iterator[None]:

@@ -17,6 +17,7 @@ import tvm_ext
 from tests.schedules.kernels import AWKWARD, TARGETS
 from tvm_ext.passes.float_arithmetic import propagate_nan
 from tvm_ext.passes.vector_code import vector_code
+from tvm_ext.schedules.cpu.elementwise import Elementwise
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 
@@ -173,6 +174,41 @@ def test_choices_of_what_is_joined_need_no_masks_of_their_own(columns: int, targ
     for slope in (0.5, 0.25, 0.125):
         expected = np.where(expected < 0, expected * np.float32(slope) + 1, expected)
     np.testing.assert_allclose(run(made, inputs, (columns,), "float32", target), expected, rtol=1e-6)
+
+
+def next_choice(value: te.Tensor, bounds: te.Tensor) -> Callable:
+    def chosen(*axes: tirx.Var) -> tirx.Select:
+        now, bound = value[axes], bounds[axes[-1]]
+        between = tirx.And(now < bound, now > -bound)
+        return tirx.Select(between, now * 2, tirx.Select(now >= 0, now, bound - 1))
+
+    return chosen
+
+
+@pytest.mark.parametrize("shape", [(11,), (5, 11)])
+def test_choices_within_choices_of_open_extents_compile(shape: tuple[int, ...]) -> None:
+    """A mask is written out in all that it masks, and so in the next mask: some of these took hours to compile."""
+    extents = [tirx.Var(name, "int64") for name in ("rows", "columns")[-len(shape) :]]
+    value = position = te.placeholder(extents, "float32", "position")
+    bounds = te.placeholder(extents[-1:], "float32", "bounds")
+    for link in range(3):
+        value = te.compute(extents, next_choice(value, bounds), f"value_{link}")
+    func = te.create_prim_func([position, bounds, value])
+    with TARGETS["native"]:
+        schedule = Elementwise().apply(func, TARGETS["native"])
+        assert schedule is not None
+        kernel = vector_code()(schedule.mod)["main"]
+    text = kernel.script()
+    assert len(text) < 100_000
+    if len(shape) == 1:  # no iteration leaves its tensor: nothing to mask where the vectors are whole
+        assert "masked" not in text.split("if columns %")[0]
+    generator = np.random.default_rng(0)
+    x, limits = generator.normal(0, 4, shape).astype("float32"), generator.uniform(0, 3, 11).astype("float32")
+    expected = x
+    for _ in range(3):
+        between = (expected < limits) & (expected > -limits)
+        expected = np.where(between, expected * 2, np.where(expected >= 0, expected, limits - 1))
+    np.testing.assert_array_equal(run(kernel, [x, limits], shape, "float32", "native"), expected)
 
 
 @pytest.mark.parametrize("number", ["int64", "float32"])
