@@ -80,7 +80,7 @@ def is_piecewise(index: Any, variable: Any) -> bool:
 
 
 def _places(body: Any, variable: Any, extent: int) -> list[int]:
-    """Iterations of a loop at which what it reads lies elsewhere than behind the last, in order."""
+    """List the iterations of a loop at which what it reads lies elsewhere than behind the last, in order."""
     found: set[int] = set()
 
     def compared(node: Any) -> None:
@@ -95,7 +95,7 @@ def _places(body: Any, variable: Any, extent: int) -> list[int]:
 
 
 def _changes(node: Any, variable: Any, extent: int) -> set[int]:
-    """Iterations at which a comparison, a choice of the smaller or larger, or a remainder takes another form."""
+    """Find where a comparison, a choice of the smaller or larger, or a remainder takes another form."""
     if isinstance(node, prim.FloorMod):
         return _wraps(node, variable, extent)
     found = set()
@@ -112,7 +112,7 @@ def _changes(node: Any, variable: Any, extent: int) -> set[int]:
 
 
 def _wraps(remainder: Any, variable: Any, extent: int) -> set[int]:
-    """Iterations at which a remainder begins anew; none if these are too many."""
+    """Find where a remainder begins anew; nowhere if that is too often."""
     linear = _linear(remainder.a, variable)
     if linear is None or linear[0] != 1 or not isinstance(remainder.b, prim.IntImm):
         return set()
