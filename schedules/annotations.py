@@ -27,3 +27,6 @@ SHARES_ATTRIBUTE = "tvm_ext.shares"
 
 OPERAND_ATTRIBUTE = "tvm_ext.operand"
 """Annotation of an attention block: the type that operands of its products are rounded to."""
+
+RECURRENT_ATTRIBUTE = "tvm_ext.recurrent_product"
+"""Annotation of a loop over the state of a recurrent layer: around sequences, gates (if several) and a vector."""

@@ -19,6 +19,7 @@ from tvm_ext.schedules.cpu.open_window import OpenWindow
 from tvm_ext.schedules.cpu.open_winograd import OpenWinograd
 from tvm_ext.schedules.cpu.plane_window import PlaneWindow
 from tvm_ext.schedules.cpu.pooled_convolution import PooledConvolution
+from tvm_ext.schedules.cpu.recurrence import RecurrentProduct
 from tvm_ext.schedules.cpu.response import LocalResponse
 from tvm_ext.schedules.cpu.row_reduction import RowReduction
 from tvm_ext.schedules.cpu.strassen import Strassen
@@ -50,6 +51,7 @@ RULES = (
     SlidingWindow(),
     GlobalAverage(),
     LocalResponse(),
+    RecurrentProduct(),
     RowReduction(),
     Transpose(),
     Elementwise(),

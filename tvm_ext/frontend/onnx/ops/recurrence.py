@@ -8,7 +8,7 @@ the state in cache.
 Layout: hidden units are cut into blocks of ``LANES``. A block holds, for each input unit, the weights of all gates of
 its units, so that a block's gates are ready together and its new state is computed while they are in registers.
 Sequences of a batch and the directions are independent of each other: they are the parallel outer loop, in tiles of
-``BATCH_TILE`` sequences that share the weights.
+``batch_tile`` sequences that share the weights.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from tvm.script import tirx as T
 from tvm_ext.frontend.index_limits import OPERAND_LIMITS
 from tvm_ext.frontend.onnx.ops.activations import Activation
 from tvm_ext.relax_utils import FUNCTION_OPERATIONS, STEP_OPERATIONS
+from tvm_ext.schedules.annotations import RECURRENT_ATTRIBUTE
 
 LANES = 16
 BATCH_TILE = 2
+LARGE_BATCH, LARGE_TILE = 16, 4
 WAITING = 4  # times as long as independent operations take those that each wait for the one before
 _LENGTHS = 6  # among the operands
 _LONGEST = 2**31 - 1  # of a sequence of open length; the loop ends where the steps do
@@ -200,6 +202,13 @@ def _rounded_to_levels(value: Any, low: Any, high: Any) -> Any:
     return (T.min(T.max(T.round(value / scale) + zero_point, zero), levels) - zero_point) * scale
 
 
+def batch_tile(batch: Any) -> int:
+    """Choose how many sequences share what is loaded of the weights, which mostly come from the L2 cache."""
+    if not isinstance(batch, int):
+        return 1
+    return LARGE_TILE if batch >= LARGE_BATCH else min(BATCH_TILE, batch)
+
+
 def recurrence_function(layer: Recurrence, same_hidden: bool = False, same_cell: bool = False) -> Any:
     """Build the time loop.
 
@@ -226,7 +235,7 @@ def recurrence_function(layer: Recurrence, same_hidden: bool = False, same_cell:
     """
     steps, batch, hidden, blocks, gates = layer.steps, layer.batch, layer.hidden, layer.blocks, layer.gates
     directions, width, dtype, real = len(layer.reverse), layer.blocks * LANES, layer.dtype, layer.real
-    tile = min(BATCH_TILE, batch) if isinstance(batch, int) else 1
+    tile = batch_tile(batch)
     tiles = -(-batch // tile)
     sequences = T.parallel if not isinstance(tiles, int) or directions * tiles > 1 else T.serial
     zero = tirx.const(0.0, real)
@@ -328,7 +337,7 @@ def recurrence_function(layer: Recurrence, same_hidden: bool = False, same_cell:
                             if layer.cell == "GRU" and not reset_first:
                                 for x in T.vectorized(LANES):
                                     gate[i, 2, x] = up(bias[d, n * LANES + x])
-                        for k in range(hidden):
+                        for k in T.serial(hidden, annotations={RECURRENT_ATTRIBUTE: 1}):
                             for i in T.unroll(tile):
                                 for g in T.unroll(first_gates):
                                     for x in T.vectorized(LANES):
@@ -362,7 +371,7 @@ def recurrence_function(layer: Recurrence, same_hidden: bool = False, same_cell:
                                 for x in T.vectorized(LANES):
                                     gate[i, 0, x] = update[i, n * LANES + x]
                                     gate[i, 2, x] = up(projected[at, row(v, i), column(d, n, 2, x)])
-                            for k in range(hidden):
+                            for k in T.serial(hidden, annotations={RECURRENT_ATTRIBUTE: 1}):
                                 for i in T.unroll(tile):
                                     for x in T.vectorized(LANES):
                                         gate[i, 2, x] += reset[i, k] * up(weights[d, n, k, 2, x])
