@@ -16,9 +16,17 @@ from tvm_ext.system.host import machine as this_machine
 FORMAT = 2
 """Of the file. The first one held the figures of one machine; it is still read."""
 
-RATES, SECONDS = (1.0, 1e15), (1e-15, 100.0)
-"""Least and largest of what a machine does a second, and of how long it takes: the figures of a file that is damaged
-may be finite, and what is computed from them is not."""
+PLAUSIBLE = {
+    "clock": (1e7, 1e11),
+    "flops": (1e6, 1e15),
+    "bandwidth": (1e6, 1e15),
+    "function_seconds": (1e-14, 1e-3),
+    "operation_seconds": (1e-14, 1e-3),
+    "fork_seconds": (1e-9, 1.0),
+    "call_seconds": (1e-9, 1.0),
+}
+"""Least and largest of a figure, by how its name ends: no machine, emulated or busy, is beyond. What a damaged file says
+may be a number, and a kernel that is planned with it slow, or what is computed from it infinite."""
 
 VARIABLE = "TVM_EXT_CALIBRATION"
 """Environment variable that names another file; none is read if it is empty."""
@@ -123,7 +131,7 @@ def _read(path: Path, names: Collection[str]) -> Calibration | None:
     if not isinstance(figures, dict) or set(figures) != set(names):
         raise Stale("it does not have the figures of this version")
     for name, value in figures.items():
-        least, largest = SECONDS if name.endswith("seconds") else RATES
+        least, largest = next(ends for ending, ends in PLAUSIBLE.items() if name.endswith(ending))
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= largest:
             raise Stale(f"its {name} is {value!r}, expected a number from {least:g} to {largest:g}")
     if not isinstance(row.get("date"), str):

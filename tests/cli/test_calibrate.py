@@ -24,9 +24,14 @@ from tvm_ext.cli.calibrate import renew_calibration
 from tvm_ext.cli.main import run
 from tvm_ext.errors import TvmExtWarning
 from tvm_ext.schedules.cpu.calibration import VARIABLE, Calibration, identity, write_calibration
-from tvm_ext.schedules.cpu.machine import FIGURES, forget_machines, machine_of
+from tvm_ext.schedules.cpu.machine import FIGURES, Machine, forget_machines, machine_of
 from tvm_ext.system.files import exclusive
 from tvm_ext.target import resolve_target
+
+
+def figures(times: int) -> dict[str, float]:
+    """Multiply the figures of the default machine."""
+    return {name: times * getattr(Machine("generic", 128, 16), name) for name in FIGURES}
 
 
 @pytest.fixture
@@ -142,7 +147,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def calibrate(*_: Any) -> dict[str, float]:
         asked.append(1)
-        return dict.fromkeys(FIGURES, 2.0)
+        return figures(2)
 
     monkeypatch.setattr(tvm_ext.bench.calibrate, "calibrate", calibrate)
     return asked
@@ -161,7 +166,7 @@ def test_figures_of_another_machine_are_made_anew_and_kept_beside(
     command = ["compile", str(entry.onnx_path()), *shapes, "-o", str(tmp_path / "out"), "--force", "--json"]
     for _ in range(2):
         assert run(command) == 0
-        assert json.loads(capsys.readouterr().out)["decisions"]["machine"]["clock"] == 2.0
+        assert json.loads(capsys.readouterr().out)["decisions"]["machine"]["clock"] == figures(2)["clock"]
     (said,) = [str(item.message) for item in recwarn if "calibration" in str(item.message)]
     assert "it is of another machine; this machine was measured anew in" in said
     assert len(measured) == 1
@@ -197,7 +202,7 @@ def test_a_folder_that_cannot_be_written_is_left_to_the_warning(path: Path, meas
 def _hold(path: Path, seconds: float) -> None:
     with exclusive(path.with_name(f"{path.name}.lock")):
         time.sleep(seconds)
-        write_calibration(path, Calibration(dict.fromkeys(FIGURES, 3.0), "d"))
+        write_calibration(path, Calibration(figures(3), "d"))
 
 
 def test_two_commands_do_not_measure_at_a_time(path: Path, measured: list[int]) -> None:
@@ -210,7 +215,7 @@ def test_two_commands_do_not_measure_at_a_time(path: Path, measured: list[int]) 
     renew_calibration("native")
     beside.join()
     assert measured == []
-    assert machine_of(resolve_target("native")).clock == 3.0
+    assert machine_of(resolve_target("native")).clock == figures(3)["clock"]
 
 
 def _calibrate(folder: str, number: int) -> None:
@@ -220,7 +225,7 @@ def _calibrate(folder: str, number: int) -> None:
         started = time.monotonic()
         time.sleep(0.5)
         Path(folder, f"{number}.times").write_text(f"{started} {time.monotonic()}")
-        return dict.fromkeys(FIGURES, 2.0)
+        return figures(2)
 
     tvm_ext.bench.calibrate.calibrate = calibrate
     run(["calibrate", "-o", f"{folder}/{number}.json", "--json"])

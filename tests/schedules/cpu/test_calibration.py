@@ -28,8 +28,11 @@ from tvm_ext.schedules.cpu.machine import FIGURES, Machine, forget_machines, is_
 from tvm_ext.schedules.cpu.native_cpu import native_cpu
 from tvm_ext.target import resolve_target
 
-MEASURED = Calibration({name: float(number + 1) for number, name in enumerate(FIGURES)}, "2026-01-02T03:04:05+00:00")
 DEFAULT = Machine("generic", 128, 16)
+MEASURED = Calibration(
+    {name: getattr(DEFAULT, name) * (1.1 + number / 100) for number, name in enumerate(FIGURES)},
+    "2026-01-02T03:04:05+00:00",
+)
 KNOWN = KNOWN_CPUS.get(native_cpu().name)
 CLOCK = DEFAULT.clock if KNOWN is None else KNOWN.clock
 """Of this CPU, as it is shipped."""
@@ -108,26 +111,37 @@ def document(path: Path) -> dict[str, Any]:
         ("machine", {"cpu": "another"}, "it is of another machine"),
         ("figures", {}, "it does not have the figures of this version"),
         ("figures", MEASURED.figures | {"more": 1.0}, "it does not have the figures of this version"),
-        ("figures", MEASURED.figures | {"clock": -1}, "its clock is -1, expected a number from 1 to 1e.15"),
-        ("figures", MEASURED.figures | {"clock": "fast"}, "its clock is 'fast', expected a number from 1 to 1e.15"),
-        ("figures", MEASURED.figures | {"clock": 10**400}, "0, expected a number from 1 to 1e.15"),
+        ("figures", MEASURED.figures | {"clock": -1}, "its clock is -1, expected a number from 1e.07 to 1e.11"),
+        ("figures", MEASURED.figures | {"clock": "fast"}, "its clock is 'fast', expected a number from 1e.07 to 1e.11"),
+        ("figures", MEASURED.figures | {"clock": 10**400}, "0, expected a number from 1e.07 to 1e.11"),
         (
             "figures",
             MEASURED.figures | {"l2_bandwidth": 1e200},
-            "its l2_bandwidth is 1e.200, expected a number from 1 ",
+            "its l2_bandwidth is 1e.200, expected a number from 1e.06 to 1e.15",
         ),
         (
             "figures",
             MEASURED.figures | {"fork_seconds": 1e-200},
-            "fork_seconds is 1e-200, expected a number from 1e-15",
+            "fork_seconds is 1e-200, expected a number from 1e-09 to 1",
         ),
         (
             "figures",
             MEASURED.figures | {"call_seconds": 3600},
-            "call_seconds is 3600, expected a number from 1e-15 to 100",
+            "call_seconds is 3600, expected a number from 1e-09 to 1",
         ),
-        ("figures", MEASURED.figures | {"clock": True}, "its clock is True, expected a number from 1 to 1e.15"),
-        ("figures", MEASURED.figures | {"clock": float("nan")}, "its clock is nan, expected a number from 1 to 1e.15"),
+        ("figures", MEASURED.figures | {"flops": 1}, "its flops is 1, expected a number from 1e.06 to 1e.15"),
+        ("figures", MEASURED.figures | {"flops": "1e11"}, "its flops is '1e11', expected a number from 1e.06 to 1e.15"),
+        (
+            "figures",
+            MEASURED.figures | {"operation_seconds": 0},
+            "its operation_seconds is 0, expected a number from 1e-14 to 0.001",
+        ),
+        ("figures", MEASURED.figures | {"clock": True}, "its clock is True, expected a number from 1e.07 to 1e.11"),
+        (
+            "figures",
+            MEASURED.figures | {"clock": float("nan")},
+            "its clock is nan, expected a number from 1e.07 to 1e.11",
+        ),
         ("date", 7, "it has no date"),
     ],
 )
