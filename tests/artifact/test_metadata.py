@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from tests.modules import Mlp, arguments
 from tvm_ext.artifact.compiled_model import LIBRARY, METADATA, load
 from tvm_ext.artifact.metadata import file_record
-from tvm_ext.errors import CompileError, ModelError, TargetError, TvmExtError
+from tvm_ext.errors import CompileError, ModelError, TargetError, TvmExtError, TvmExtWarning
 
 
 class TestDamage:
@@ -149,6 +150,27 @@ def test_a_target_that_is_none_is_refused(saved: Path, tmp_path: Path, wrong: di
     (tmp_path / METADATA).write_text(json.dumps(metadata))
     with pytest.raises(ModelError, match="field target is not one that TVM knows"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("package", ["apache-tvm", "apache-tvm-ffi"])
+def test_code_of_another_tvm_is_warned_of(copied: Path, package: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TvmExtWarning)
+        load(copied)
+    change(copied, lambda data: data["versions"].update({package: "0.99", "numpy": "0.99"}))
+    with pytest.warns(
+        TvmExtWarning, match=rf"metadata.json: .* compiled with {package} 0.99 \(here [\d.post]+\), "
+    ) as found:
+        load(copied)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("versions", [None, [], {}, {"apache-tvm": 1}, {"tvm-ext": "0.99"}])
+def test_nothing_is_said_of_versions_that_are_not_known(copied: Path, versions: Any) -> None:
+    change(copied, lambda data: data.update(versions=versions))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TvmExtWarning)
+        load(copied)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)

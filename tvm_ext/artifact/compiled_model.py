@@ -24,7 +24,15 @@ from tvm_ext.artifact.arguments import arguments, results, tensors
 from tvm_ext.artifact.destination import as_path, check_destination, put_in_place
 from tvm_ext.artifact.device_errors import device_error, older_gpu, other_machine, unfit_cpu
 from tvm_ext.artifact.machine import Machine
-from tvm_ext.artifact.metadata import ELEMENT, REMEDY, check_file, file_record, read_metadata, tensor_specs
+from tvm_ext.artifact.metadata import (
+    ELEMENT,
+    REMEDY,
+    check_file,
+    file_record,
+    read_metadata,
+    tensor_specs,
+    warn_of_other_versions,
+)
 from tvm_ext.artifact.replaced_libraries import load_file
 from tvm_ext.artifact.run_errors import run_error
 from tvm_ext.artifact.shared_object import write_library
@@ -362,6 +370,7 @@ def load_library(folder: Path) -> tuple[Any, dict[str, Any]]:
         here = f"the model in {folder} does not run on this machine"
         python = f", or load it with {metadata['load_with']}(folder)" if metadata.get("load_with") else ""
         raise TargetError(f"{here}; run it with `{metadata['run_with']}`{python}")
+    warn_of_other_versions(path, metadata)
     library = folder / LIBRARY
     if LIBRARY not in metadata["files"]:
         raise ModelError(f"{path} is damaged, field files.{LIBRARY} is missing; {REMEDY}")

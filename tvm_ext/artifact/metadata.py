@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import tvm
 
 from tvm_ext.conditions import names_of
-from tvm_ext.errors import ModelError, first_line
+from tvm_ext.errors import ModelError, TvmExtWarning, first_line, warn
 from tvm_ext.inputs import numpy_dtype
 from tvm_ext.system.files import require_regular
 from tvm_ext.tensor_spec import TensorSpec
@@ -19,6 +21,9 @@ from tvm_ext.version import __version__
 
 FORMAT = 1
 REMEDY = "compile the model again"
+
+RUNTIME = ("apache-tvm", "apache-tvm-ffi")
+"""Packages that load and run the code of an artifact, among those whose versions the field ``versions`` records."""
 
 CACHE_LINE, ELEMENT = "cache line", "element"
 """The field ``alignment``: where the data of arguments may begin, as the kernels were compiled; at a multiple of 64
@@ -42,16 +47,52 @@ def read_metadata(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path} is damaged, it is not JSON ({error}); {REMEDY}") from None
     if not isinstance(metadata, dict):
         raise ModelError(f"{path} is damaged, it holds no JSON object; {REMEDY}")
-    version = metadata.get("format")
-    if version != FORMAT or isinstance(version, bool):
+    form = metadata.get("format")
+    if form != FORMAT or isinstance(form, bool):
         raise ModelError(
-            f"{path}: format {version!r} is not the one this version reads ({FORMAT}), {_writer(metadata)}; {REMEDY}"
+            f"{path}: format {form!r} is not the one this version reads ({FORMAT}), {_writer(metadata)}; {REMEDY}"
         )
     try:
         _check(metadata)
     except _Damage as damage:
         raise ModelError(f"{path} is damaged, field {damage}; {REMEDY}") from None
     return metadata
+
+
+def warn_of_other_versions(path: Path, metadata: Mapping[str, Any]) -> None:
+    """Warn where the code of an artifact was made with another TVM than the one that is to run it.
+
+    Neither says whether it runs the code of the other: it may, fail, or compute something else. Where one of the
+    versions is not known, as of a TVM that was built from source, nothing is said.
+
+    Parameters
+    ----------
+    path : Path
+        Of the metadata.
+    metadata : mapping
+    """
+    recorded = metadata.get("versions")
+    differences = [
+        f"{package} {then} (here {now})"
+        for package in RUNTIME
+        if isinstance(recorded, dict)
+        and isinstance(then := recorded.get(package), str)
+        and (now := _installed(package)) not in (None, then)
+    ]
+    if differences:
+        warn(
+            f"{path}: the model was compiled with {' and '.join(differences)}, and may not run, or not as it should; "
+            f"{REMEDY}, or install what it was compiled with",
+            TvmExtWarning,
+        )
+
+
+@functools.cache
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)  # reads files, each time
+    except PackageNotFoundError:
+        return None
 
 
 def _writer(metadata: dict[str, Any]) -> str:
