@@ -106,6 +106,19 @@ def test_chain_becomes_one_constant() -> None:
     assert [type(binding.value).__name__ for binding in block.bindings] == ["GenericConst"]
 
 
+def test_constants_by_other_names_are_constants() -> None:
+    """As exported programs have them; TVM's own folding, which takes the rest, makes a kernel of every operator."""
+
+    def renamed(builder: relax.BlockBuilder) -> relax.Expr:
+        frequencies, positions = (relax.DataflowVar(name, const(1, 4).ty) for name in ("frequencies", "positions"))
+        builder.emit_normalized(relax.VarBinding(frequencies, const(1, 4)))
+        builder.emit_normalized(relax.VarBinding(positions, frequencies))
+        return relax.op.cos(builder.emit(relax.op.multiply(positions, frequencies)))
+
+    (block,) = fold_constants()(module(renamed))["main"].body.blocks
+    assert [type(binding.value).__name__ for binding in block.bindings] == ["GenericConst"]
+
+
 def test_positions_become_constants_and_large_fills_stay() -> None:
     """As in the masks of exported transformers: what is made of a fill is known, the fill itself is quicker to make."""
 

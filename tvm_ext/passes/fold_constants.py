@@ -166,7 +166,7 @@ def _has_constant_calls(function: relax.Function) -> bool:
     constants: set[relax.Var] = set()
 
     def visit(node: Any) -> None:
-        if isinstance(node, relax.Call) and isinstance(node.op, tvm.ir.Op) and _may_fold(node.op):
+        if isinstance(node, relax.Call) and isinstance(node.op, tvm.ir.Op) and _may_fold(node):
             calls.append(node)
         elif isinstance(node, relax.SeqExpr):
             bindings = (binding for block in node.blocks for binding in block.bindings)
@@ -185,10 +185,13 @@ def _has_constant_calls(function: relax.Function) -> bool:
     return not all(any(map(is_computed, call.args)) for call in calls)
 
 
-def _may_fold(op: tvm.ir.Op) -> bool:
-    if op.name.startswith("relax.call_"):
-        return str(op.name) == "relax.call_tir"
-    return op.has_attr("FLegalize") and op.name not in CREATIONS
+def _may_fold(call: relax.Call) -> bool:
+    """Whether TVM folds the call where its operands are constants: to a tensor, if all extents are known."""
+    if call.op.name in _SHAPES or (isinstance(call.ty, relax.TensorType) and result_bytes(call.ty) < 0):
+        return False
+    if call.op.name.startswith("relax.call_"):
+        return str(call.op.name) == "relax.call_tir"
+    return call.op.has_attr("FLegalize") and call.op.name not in CREATIONS
 
 
 def _allowed(operands: list[Any]) -> int:
@@ -196,8 +199,12 @@ def _allowed(operands: list[Any]) -> int:
     return LARGEST_GROWTH + sum(array.nbytes for array in operands if isinstance(array, np.ndarray))
 
 
-def _is_large_fill(call: relax.Call) -> bool:
-    return call.op.name in FILLS and math.prod(int(extent) for extent in call.ty.shape) > LARGEST_FILL
+def _is_large_fill(call: relax.Expr) -> bool:
+    return (
+        isinstance(call, relax.Call)
+        and call.op.name in FILLS
+        and math.prod(int(extent) for extent in call.ty.shape) > LARGEST_FILL
+    )
 
 
 def _is_constant(binding: relax.Binding) -> bool:
@@ -212,8 +219,8 @@ class _Rewriter(PyExprMutator):
         self.fills: dict[relax.Var, relax.Expr] = {}
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        """Note variables that are bound to constants; their uses become the constants."""
-        folded = self._fold(binding.value)
+        """Note variables that are bound to constants, by other names too; their uses become the constants."""
+        folded = self._constant(binding.value)
         if folded is not None and _is_large_fill(binding.value):
             self.fills[binding.var] = folded
             folded = None
@@ -228,6 +235,11 @@ class _Rewriter(PyExprMutator):
         """Replace a variable by the constant it is bound to."""
         value = self.known.get(op)
         return super().visit_dataflow_var_(op) if value is None else value
+
+    def _constant(self, value: relax.Expr) -> relax.Expr | None:
+        if isinstance(value, tvm.ir.GenericConst):
+            return value
+        return self.known.get(value) if isinstance(value, relax.DataflowVar) else self._fold(value)
 
     def _fold(self, value: relax.Expr) -> relax.Expr | None:
         if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):

@@ -121,3 +121,22 @@ def test_numbers_of_torch(family: str) -> None:
 def test_refused_by_name(operation: Case, reason: str) -> None:
     with pytest.raises(UnsupportedOperatorError, match=reason):
         import_torch(All([operation]), (torch.arange(5),))
+
+
+class PowersOfOpenRows(nn.Module):
+    """A power beside positions that are counted with an open extent, as in transformers with the GELU of GPT-2."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Add positions to powers."""
+        return x**3 + x.pow(5) + torch.arange(x.shape[0]).clamp(max=x.shape[0] - 2)[:, None]
+
+
+def test_powers_are_compiled_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    """TVM writes to stderr whenever it makes such a power, as its folding of constants does of every operator."""
+    x = torch.randn(5, 3, generator=GENERATOR)
+    program = torch.export.export(PowersOfOpenRows(), (x,), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},))
+    capfd.readouterr()
+    compiled = tvm_ext.compile(program)
+    assert "pow" not in capfd.readouterr().err
+    (found,) = compiled.run({compiled.inputs[0].name: x.numpy()}).values()
+    np.testing.assert_allclose(found, PowersOfOpenRows()(x).numpy(), rtol=1e-5)
