@@ -51,6 +51,21 @@ def choose(mask: Any, chosen: Any, other: Any) -> Any:
     return prim.Select(tvm.ir.Call(operator, [mask], ret_ty=mask.ty), chosen, other)
 
 
+def first_lanes(mask: Any) -> Any:
+    """How many lanes a mask has, which are the first ones; None where it is no such mask.
+
+    A number beyond those of the vector or below zero stands for all of them or none.
+    """
+    if not isinstance(mask, prim.LT) or not isinstance(mask.b, prim.Broadcast):
+        return None
+    places, active = mask.a, mask.b.value
+    if isinstance(places, prim.Add) and isinstance(places.a, prim.Broadcast):
+        places, active = places.b, active - places.a.value
+    if not isinstance(places, prim.Ramp) or not isinstance(places.stride, prim.IntImm) or int(places.stride) != 1:
+        return None
+    return active if isinstance(places.base, prim.IntImm) and int(places.base) == 0 else active - places.base
+
+
 class Bindings:
     """Values that an expression names once and uses several times; they become nested ``Let`` around it."""
 

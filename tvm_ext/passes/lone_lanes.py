@@ -19,7 +19,7 @@ from tvm.ir.prim import expr as prim
 
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.simd.lanes import holds_load
-from tvm_ext.schedules.simd.vector import element_type, lanes_of, operation
+from tvm_ext.schedules.simd.vector import element_type, first_lanes, lanes_of, operation
 
 _NARROWING = 512
 """Bits of the vectors of the processors that narrow while they store."""
@@ -45,7 +45,7 @@ def _evaluate(node: Any, _mutator: Any) -> Any:
     buffer, value, index, mask = call.args
     if not _may_be_narrowed(value) or not isinstance(index, prim.Ramp):
         return node
-    active = _first_lanes(mask)
+    active = first_lanes(mask)
     if isinstance(active, prim.IntImm):
         return _stored(buffer, value, index, 0) if int(active) == 1 else node
     if active is not None:
@@ -62,21 +62,6 @@ def _may_be_narrowed(value: Any) -> bool:
         return False
     is_call = isinstance(value, tvm.ir.Call) and operation(value) == "masked_load"
     return not is_call and not isinstance(value, tvm.ir.TensorLoad)
-
-
-def _first_lanes(mask: Any) -> Any:
-    """How many lanes a mask has, which are the first ones; None where it is no such mask.
-
-    A number beyond those of the vector or below zero stands for all of them or none.
-    """
-    if not isinstance(mask, prim.LT) or not isinstance(mask.b, prim.Broadcast):
-        return None
-    places, active = mask.a, mask.b.value
-    if isinstance(places, prim.Add) and isinstance(places.a, prim.Broadcast):
-        places, active = places.b, active - places.a.value
-    if not isinstance(places, prim.Ramp) or not isinstance(places.stride, prim.IntImm) or int(places.stride) != 1:
-        return None
-    return active if isinstance(places.base, prim.IntImm) and int(places.base) == 0 else active - places.base
 
 
 def _stored(buffer: Any, value: Any, index: Any, lane: int) -> Any:

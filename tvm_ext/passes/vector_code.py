@@ -31,6 +31,7 @@ from tvm_ext.schedules.simd.prefetch import STEP_ATTRIBUTE
 from tvm_ext.schedules.simd.ramps import holds_ramps, with_plain_ramps
 from tvm_ext.schedules.simd.stream import complete_streams
 from tvm_ext.schedules.simd.transcendental import expands
+from tvm_ext.schedules.simd.whole_stores import UNMASKING_ISAS, with_whole_stores
 
 UNPROVED_ATTRIBUTE = "tvm_ext.unproved_access"
 """Attribute of a kernel whose vector code was thrown away: the access that was not proved to stay inside its tensor."""
@@ -90,16 +91,18 @@ def vector_code() -> tvm.transform.Pass:
         lowered.update(keeping_buffers(tvm.IRModule(exact)))
         updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
         for global_var in kernels:
-            func = expand_all(_vectorized(with_plain_ramps(lowered[global_var])), isa)
+            func = expand_all(_vectorized(with_plain_ramps(lowered[global_var]), isa), isa)
             updated.update_func(global_var, import_definitions(complete_streams(separate_marked_loops(func))))
         return updated
 
     return _vector_code
 
 
-def _vectorized(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def _vectorized(func: tirx.PrimFunc, isa: str) -> tirx.PrimFunc:
     """Make the marked loops of a kernel vectors, if every lane then stays inside the tensors."""
     vectors = vectorize_marked_loops(func)
+    if isa in UNMASKING_ISAS:
+        vectors = with_whole_stores(vectors)
     # Of tensors with open extents, lanes are the iterations of a loop or masked, and gathers are proved one by one.
     unproved = [access for access in unproved_accesses(vectors) if not access.is_open]
     return func.with_attr(UNPROVED_ATTRIBUTE, str(unproved[0])) if unproved else vectors
