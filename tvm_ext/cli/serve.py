@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import click
 
@@ -21,17 +20,13 @@ def command(tracker: str, key: str, host: str, port: int, seen_as: str | None, t
     Each candidate runs in a process of its own, so that one that crashes costs only itself. Whoever reaches the port
     can run any code here: serve in trusted networks only.
     """
-    from tvm_ext.system.rpc import parse_address, reach
-    from tvm_ext.system.rpc_server import start_server
+    from tvm_ext.system.rpc import connect_tracker, parse_address
+    from tvm_ext.system.rpc_server import keep_serving, start_server
     from tvm_ext.system.threads import physical_cores
 
     address = parse_address(tracker)
-    reach(address, f"a tracker there: python -m tvm.exec.rpc_tracker --host 0.0.0.0 --port {address.port}")
+    connect_tracker(address).close()  # TVM's server tries for ever to register at what is none
     os.environ["TVM_NUM_THREADS"] = str(threads or physical_cores())
     server = start_server(host, port, address, key, seen_as=seen_as)
-    try:
+    with keep_serving(server):
         click.echo(f"serving as {key!r} of the tracker at {address}; port {server.port}")
-        while server.proc.is_alive():
-            time.sleep(0.5)
-    finally:
-        server.terminate()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,25 +56,21 @@ def serve(config_name: str, memory: str, host: str, port: int, tracker: str | No
     """
     from tvm_ext.backends.vta.board.board import Board
     from tvm_ext.backends.vta.board.rpc import BoardFunctions
-    from tvm_ext.system.rpc import parse_address, reach
-    from tvm_ext.system.rpc_server import start_server
+    from tvm_ext.system.rpc import connect_tracker, parse_address
+    from tvm_ext.system.rpc_server import keep_serving, start_server
 
     address = parse_address(tracker) if tracker else None
     if address is not None:
-        reach(address, f"a tracker there: python -m tvm.exec.rpc_tracker --host 0.0.0.0 --port {address.port}")
+        connect_tracker(address).close()
     open_device = partial(local_device, config_name, memory, simulated)
     device = open_device()
     Board(device).self_test()
     device.close()
     server = start_server(host, port, address, key, partial(BoardFunctions.serve, open_device))
-    try:
+    with keep_serving(server):
         click.echo(
             f"VTA {device.config.name}, HW_VER {device.config.hw_ver}: self-test passed; serving at {host}:{port}"
         )
-        while server.proc.is_alive():
-            time.sleep(0.5)
-    finally:
-        server.terminate()
 
 
 @click.command()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -68,6 +69,27 @@ def start_server(
         raise RemoteError(
             f"cannot listen at {host}:{port}: {one_line(error)}; choose another --host or --port"
         ) from None
+
+
+@contextmanager
+def keep_serving(server: Any) -> Iterator[None]:
+    """Serve after what is done within, until interrupted; the server ends in any case.
+
+    Parameters
+    ----------
+    server : tvm.rpc.Server
+
+    Raises
+    ------
+    RemoteError
+        If the server's process ends by itself.
+    """
+    try:
+        yield
+        server.proc.join()
+        raise RemoteError("the server's process ended by itself, or was ended; start it again")
+    finally:
+        server.terminate()
 
 
 def _prepare(register: Callable[[], None], starter: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tvm import rpc
 from tvm.rpc.tracker import Tracker
 
 from tests.commands import Commands
@@ -152,6 +153,9 @@ def test_usage(commands: Commands, mlp_path: Path, tmp_path: Path) -> None:
     commands(*common, "--tracker", "127.0.0.1:1", "--key", "k").error(17, "nothing listens at 127.0.0.1:1")
     commands(*common, "--tracker", "a:1", "--key", "k", "--threads", "2").error(2, "--threads is for this machine")
     commands("serve", "--tracker", "127.0.0.1:1", "--key", "k").error(17, "nothing listens at 127.0.0.1:1")
+    server = rpc.Server(LOCALHOST, port=9500, port_end=9900, silent=True)
+    commands("serve", "--tracker", f"{LOCALHOST}:{server.port}", "--key", "k").error(17, "is no RPC tracker")
+    server.terminate()
 
 
 @pytest.mark.slow
