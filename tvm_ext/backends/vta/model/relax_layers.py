@@ -131,10 +131,12 @@ def read_graph(function: relax.Function, batch: int) -> ModelGraph:
     """
     for parameter in function.params:
         if static_shape(parameter) is None:
-            shape = getattr(parameter.ty, "shape", None)
+            extents = getattr(getattr(parameter.ty, "shape", None), "values", None) or ()
+            shape = ", ".join(str(getattr(extent, "value", extent)) for extent in extents)
             raise InputError(
-                f"input {parameter.name!r} has the shape {shape} with a dimension that is open; programs of VTA are "
-                f"made for fixed shapes: give them with --input-shape {parameter.name}:1,... (input_shapes= in Python)"
+                f"input {parameter.name!r} has the shape [{shape}] with a dimension that is open; programs of VTA are "
+                f"made for fixed shapes: give sizes with --input-shape {parameter.name}:1,... (input_shapes=), "
+                "and leave --dynamic (dynamic=) out"
             )
     return _Reader(function, batch).read()
 
