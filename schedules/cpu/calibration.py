@@ -25,8 +25,8 @@ PLAUSIBLE = {
     "fork_seconds": (1e-9, 1.0),
     "call_seconds": (1e-9, 1.0),
 }
-"""Least and largest of a figure, by how its name ends: no machine, emulated or busy, is beyond. What a damaged file says
-may be a number, and a kernel that is planned with it slow, or what is computed from it infinite."""
+"""Least and largest of a figure, by how its name ends: no machine, emulated or busy, is beyond. What a damaged file
+says may be a number, and a kernel that is planned with it slow, or what is computed from it infinite."""
 
 VARIABLE = "TVM_EXT_CALIBRATION"
 """Environment variable that names another file; none is read if it is empty."""
