@@ -24,6 +24,7 @@ from tvm_ext.schedules.kernel.operations import is_simple
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 from tvm_ext.schedules.simd.pieces import reads_in_pieces
+from tvm_ext.schedules.simd.quotients import repeats_elements
 
 
 class Elementwise:
@@ -57,11 +58,12 @@ def vectorize_and_divide(schedule: Schedule, block: SBlockRV, machine: Machine) 
     seconds = block_seconds(schedule, block, machine)
     outer, inner = loops[:-flat], loops[-flat:]
     vector = schedule.fuse(*inner) if len(inner) > 1 else inner[0]
-    if flat == 1 and len(outer) > 1 and _computes_addresses(axes) and not _reads_in_pieces(schedule, block):
+    if flat == 1 and len(outer) > 1 and _computes_addresses(axes) and not _reads_in_order(schedule, block):
         lanes = _lanes_alike(schedule, block, vector, lanes)
         columns, vector = _split_evenly(schedule, vector, lanes)
-        schedule.reorder(*outer[:-1], columns, outer[-1])
-        outer = [*outer[:-1], columns]
+        inside = outer.pop(_axis_of_same_places(schedule, block))
+        outer.append(columns)
+        schedule.reorder(*outer, inside)
     if outer:
         share_out(schedule, outer, seconds, machine)
     else:
@@ -78,11 +80,40 @@ def _computes_addresses(axes: Axes) -> bool:
     return any(access.strides is None or access.strides[-1] is None for access in axes.accesses)
 
 
-def _reads_in_pieces(schedule: Schedule, block: SBlockRV) -> bool:
-    """Whether rows are read in order but for some places, as padding by reflection reads them."""
+def _reads_in_order(schedule: Schedule, block: SBlockRV) -> bool:
+    """Whether rows are read in order though not evenly: in a few pieces, as where an image is padded by reflection, or
+    each element several times, as where it is enlarged by whole numbers.
+    """
     body = schedule.get(block)
     last = body.iter_vars[-1]
-    return isinstance(last.dom.extent, IntImm) and reads_in_pieces(body.body, last.var, int(last.dom.extent))
+    if isinstance(last.dom.extent, IntImm) and reads_in_pieces(body.body, last.var, int(last.dom.extent)):
+        return True
+    return repeats_elements(body.body)
+
+
+def _axis_of_same_places(schedule: Schedule, block: SBlockRV) -> int:
+    """Choose the axis that the vectors of a row go along first: one with the same places, where they depend on data.
+
+    So do all channels of an image that is sampled along a flow: places and weights are computed once for all of them.
+    """
+    body = schedule.get(block)
+    variables = [iter_var.var for iter_var in body.iter_vars]
+    read: list[Any] = []
+
+    def note(load: Any) -> None:
+        read.extend(tirx.analysis.undefined_vars(load))
+
+    def in_address(load: Any) -> None:
+        for index in load.indices:
+            tvm_ffi.structural_walk(index, [(tvm.ir.TensorLoad, note)])
+
+    tvm_ffi.structural_walk(body.body, [(tvm.ir.TensorLoad, in_address)])
+    used = [any(variable.same_as(other) for other in read) for variable in variables]
+    last = len(used) - 2
+    if not used[-1]:
+        return last
+    free = (axis for axis in range(last, -1, -1) if not used[axis] and _number(body.iter_vars[axis].dom.extent) != 1)
+    return next(free, last)
 
 
 def _lanes_alike(schedule: Schedule, block: SBlockRV, loop: LoopRV, lanes: int) -> int:

@@ -25,6 +25,7 @@ from tvm.s_tir.schedule import LoopRV
 from tvm_ext.schedules.simd.imported import LANEWISE, imported
 from tvm_ext.schedules.simd.pieces import pieces_of
 from tvm_ext.schedules.simd.prefetch import insert_prefetches, next_row
+from tvm_ext.schedules.simd.quotients import with_floored_quotients
 from tvm_ext.schedules.simd.reductions import Reduction, check_independent, find_reduction, loads_of
 from tvm_ext.schedules.simd.scratch import pad_scratch
 from tvm_ext.schedules.simd.stream import is_marked
@@ -97,6 +98,7 @@ def vectorize_marked_loops(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
     analyzer = tvm.sym.Analyzer()
 
     def vectorize(loop: Any, lanes: int) -> Any:
+        loop = with_floored_quotients(loop, analyzer)
         pieces = pieces_of(loop, analyzer)
         if len(pieces) == 1:
             return _vectorize(loop, lanes, analyzer, scratch)

@@ -8,8 +8,10 @@ import torch
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tvm import relax, tirx
+from onnx import helper
+from tvm import relax, te, tirx
 
+import tvm_ext
 from tests.schedules.kernels import AARCH64, AWKWARD, TARGETS, compile_graph, graph, lower
 from tvm_ext.schedules.cpu.elementwise import Elementwise
 
@@ -132,3 +134,31 @@ def test_kernels_that_are_no_single_elements_are_declined() -> None:
 
 def test_aarch64_compiles() -> None:
     assert compile_graph(lambda _, v: op.nn.gelu(v), [values(5, 33)], RULES, AARCH64).executable is not None
+
+
+@pytest.mark.parametrize("shape", [(1, 32, 16, 16), (2, 3, 7, 31), (1, 1, 5, 8), (2, 17, 1, 33)])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_channels_are_sampled_at_the_same_places(shape: tuple[int, ...], mode: str) -> None:
+    batch, _, height, width = shape
+    random = np.random.default_rng(width)
+    x = random.standard_normal(shape).astype(np.float32)
+    grid = random.uniform(-1.3, 1.3, (batch, height, width, 2)).astype(np.float32)
+    node = helper.make_node("GridSample", ["x", "grid"], ["y"], mode=mode)
+    inputs = [helper.make_tensor_value_info(name, 1, value.shape) for name, value in (("x", x), ("grid", grid))]
+    graph = helper.make_graph([node], "sampled", inputs, [helper.make_tensor_value_info("y", 1, shape)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 16)])
+    found = tvm_ext.compile(model).run({"x": x, "grid": grid})["y"]
+    expected = torch.nn.functional.grid_sample(
+        torch.from_numpy(x), torch.from_numpy(grid), mode=mode, align_corners=False
+    )
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_places_computed_from_data_are_computed_once_for_all_channels() -> None:
+    table = te.placeholder((16, 32), "int64", "table")
+    source = te.placeholder((8, 100), "float32", "source")
+    sampled = te.compute((8, 16, 32), lambda c, h, w: source[c, tirx.max(tirx.min(table[h, w], 99), 0)], name="sampled")
+    schedule = Elementwise().apply(te.create_prim_func([table, source, sampled]), TARGETS["native"])
+    assert schedule is not None
+    *_, inside, _ = schedule.get_loops(schedule.get_sblock("sampled"))
+    assert int(schedule.get(inside).extent) == 8
