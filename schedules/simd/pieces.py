@@ -18,6 +18,7 @@ from tvm.ir.prim import expr as prim
 
 from tvm_ext.relax_utils import substitute
 from tvm_ext.schedules.simd.vector import element_type, operation
+from tvm_ext.schedules.simd.widen import uses
 
 MOST_PIECES = 5
 """Pieces into which a loop is divided at most."""
@@ -65,11 +66,11 @@ def reads_in_pieces(body: Any, variable: Any, extent: int) -> bool:
 
 def is_piecewise(index: Any, variable: Any) -> bool:
     """Whether an index is ``variable`` with steps of one, up or down, in each of some pieces, or none of it."""
-    if isinstance(index, prim.IntImm) or not _uses(index, variable) or variable.same_as(index):
+    if isinstance(index, prim.IntImm) or not uses(index, variable) or variable.same_as(index):
         return True
     if isinstance(index, (prim.Add, prim.Sub)):
-        return (is_piecewise(index.a, variable) and not _uses(index.b, variable)) or (
-            is_piecewise(index.b, variable) and not _uses(index.a, variable)
+        return (is_piecewise(index.a, variable) and not uses(index.b, variable)) or (
+            is_piecewise(index.b, variable) and not uses(index.a, variable)
         )
     if isinstance(index, (prim.Min, prim.Max)):
         return is_piecewise(index.a, variable) and is_piecewise(index.b, variable)
@@ -142,7 +143,7 @@ def _simplified(body: Any, variable: Any, analyzer: tvm.sym.Analyzer) -> Any:
 
     def load(node: Any, mutator: Any) -> Any:
         made = mutator.default_mutate(node)
-        indices = [analyzer.simplify(index) if _uses(index, variable) else index for index in made.indices]
+        indices = [analyzer.simplify(index) if uses(index, variable) else index for index in made.indices]
         return tirx.BufferLoad(made.source, indices)
 
     return tvm_ffi.structural_mutate(body, (tvm.ir.TensorLoad, load))
@@ -155,7 +156,3 @@ def _chosen(expr: Any) -> tuple[Any, Any, Any] | None:
     if isinstance(expr, tvm.ir.Call) and operation(expr) == "if_then_else":
         return tuple(expr.args)
     return None
-
-
-def _uses(expr: Any, variable: Any) -> bool:
-    return any(variable.same_as(other) for other in tirx.analysis.undefined_vars(expr))

@@ -84,3 +84,17 @@ def test_a_mask_known_beforehand_is_left() -> None:
     value, place = tirx.Broadcast(tirx.const(1.0, "float32"), 8), tirx.Ramp(0, 1, 8)
     func = tirx.PrimFunc([y], tirx.Evaluate(tirx.op.masked_store(y, value, place, mask)))
     assert stores(with_whole_stores(func)) == (0, 1)
+
+
+def test_what_is_loaded_under_another_mask_keeps_it() -> None:
+    x, y = (tirx.decl_buffer((64,), "float32", name) for name in "xy")
+    i, j = (tvm.ir.Var(name, tvm.ir.PrimType("int32")) for name in "ij")
+    lanes, place = tirx.Ramp(tirx.const(0, "int32"), tirx.const(1, "int32"), 8), tirx.Ramp(0, 1, 8)
+    one, other = (lanes < tirx.Broadcast(limit, 8) for limit in (i, j))
+    for mask, kept in ((one, 0), (other, 1)):
+        value = tirx.op.masked_load("float32x8", x, place, mask)
+        store = tirx.Evaluate(tirx.op.masked_store(y, value, place, one))
+        whole = with_whole_stores(tirx.PrimFunc([x, y, i, j], store)).body.then_case
+        found: list[object] = []
+        tvm_ffi.structural_walk(whole, [(tvm.ir.Call, lambda call, found=found: found.append(operation(call)))])
+        assert found.count("masked_load") == kept
