@@ -222,7 +222,9 @@ def _across_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, mac
     strip = rows.pop(position)
     lanes = vector_lanes(schedule, last, machine)
     width = int(schedule.get(strip).extent)
-    strip_width = _strip_width(width, prod(int(schedule.get(row).extent) for row in rows), lanes, machine)
+    count = prod(int(schedule.get(row).extent) for row in rows)
+    choose = _one_pass_strip if _is_one_pass(schedule, blocks) else _strip_width
+    strip_width = choose(width, count, lanes, machine)
     if strip_width < width:
         outer, strip = schedule.split(strip, [None, strip_width])
         rows.append(outer)
@@ -237,6 +239,30 @@ def _across_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, mac
     stream_large_result(schedule, last, strip, machine)
     for block in blocks[:-1]:
         _vectorize_across(schedule, block, machine)
+
+
+def _is_one_pass(schedule: Schedule, blocks: list[SBlockRV]) -> bool:
+    """Whether one reduction reads everything, and the other blocks work on results: a sum, a mean, a maximum."""
+    reductions = [axes_of(schedule, block) for block in blocks if not is_spatial(schedule, block)]
+    if len(reductions) > 1:
+        return False
+    axes = reductions[0]
+    results = prod(extent for extent, reduces in zip(axes.extents, axes.reduces, strict=True) if not reduces)
+    others = [axes_of(schedule, block).extents for block in blocks if is_spatial(schedule, block)]
+    return all(prod(extents) <= results for extents in others)
+
+
+def _one_pass_strip(width: int, rows: int, lanes: int, machine: Machine) -> int:
+    """Choose how many neighbouring rows go together where what they hold is read once, so that only sums are kept.
+
+    All of them read memory from end to end. If they must be divided among cores, strips are several cache lines wide:
+    where rows are powers of two, every vector of a narrow one has a page of its own and the same place in the cache.
+    """
+    fitting = [size for size in divisors(width) if size % lanes == 0 and size <= machine.l1 // 4 // WIDEST]
+    if rows >= machine.cores and width in fitting:
+        return width
+    narrow = [size for size in fitting if COLUMN_VECTORS * lanes <= size <= 4 * COLUMN_VECTORS * lanes]
+    return max(narrow, default=0) or _strip_width(width, rows, lanes, machine)
 
 
 def _strip_width(width: int, rows: int, lanes: int, machine: Machine) -> int:

@@ -281,3 +281,18 @@ def test_strips_of_neighbouring_rows(name: str, rows: int, width: int) -> None:
     (kernel,) = compiled.kernels.values()
     assert ("T.where" in kernel.script()) == (width == 40961)
     np.testing.assert_allclose(compiled(x), getattr(np, name)(x.astype(np.float64), axis=1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "width", "strip"), [(1, 1024, 128), (1, 768, 128), (2, 1024, 1024), (1, 1000, 40)])
+def test_strips_of_what_is_read_once(rows: int, width: int, strip: int) -> None:
+    """A mean keeps sums alone: its strips are whole, or several cache lines where cores divide them."""
+    x = values(rows, 37, width)
+    mean = compile_graph(lambda _, v: op.mean(v, [1]), [x], RULES, TARGETS["avx2"])
+    softmax = compile_graph(lambda _, v: op.nn.softmax(v, 1), [x], RULES, TARGETS["avx2"])
+    assert taken(mean)
+    assert taken(softmax)
+    (kernel,) = mean.kernels.values()
+    assert f"T.serial(T.int64({strip}), " in kernel.script()
+    (kernel,) = softmax.kernels.values()
+    assert ("T.serial(T.int64(32), " in kernel.script()) == (width % 32 == 0)
+    np.testing.assert_allclose(mean(x), x.astype(np.float64).mean(1), rtol=1e-4, atol=1e-5)
