@@ -16,7 +16,7 @@ from tests.modules import MODULES, STOCK, Chain, Dynamic, Kernel, Mlp, arguments
 from tvm_ext.backends.cpu.backend import CPU
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.compiler import lower
-from tvm_ext.errors import CompileError, OptionError, OutputError
+from tvm_ext.errors import CompileError, OptionError, OutputError, TargetError
 from tvm_ext.options import PipelineOptions
 from tvm_ext.phases import PHASES
 from tvm_ext.pipeline import phase_passes, tvm_ext_pipeline
@@ -101,6 +101,12 @@ def test_pipeline_compiles_for_this_machine_where_no_target_is_set() -> None:
     with native_target():
         expected = tvm_ext_pipeline()(Mlp)
     tvm.ir.assert_structural_equal(tvm_ext_pipeline()(Mlp), expected)
+
+
+def test_arithmetic_that_is_wrong_with_our_kernels_is_refused() -> None:
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64", "fast-math": True})
+    with pytest.raises(TargetError, match="field fast-math: kernels would give wrong values"):
+        tvm.compile(Mlp, target, relax_pipeline="tvm_ext")
 
 
 def test_unknown_options_and_phases_list_the_candidates() -> None:

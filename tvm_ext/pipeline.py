@@ -12,7 +12,7 @@ from typing import Any
 
 import tvm
 
-from tvm_ext.backends.cpu.target import native_target, warn_if_baseline
+from tvm_ext.backends.cpu.target import check_arithmetic, native_target, warn_if_baseline
 from tvm_ext.backends.registry import BACKENDS, backend_of
 from tvm_ext.database.folders import open_earlier
 from tvm_ext.database.networks import named_network
@@ -90,6 +90,7 @@ def tvm_ext_pipeline(**options: Any) -> tvm.transform.Pass:
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext")
     def _pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         target = tvm.target.Target.current(allow_none=True) or native_target()
+        check_arithmetic(target)
         warn_if_baseline(target)
         with one_compilation(), target:
             for phase, phase_pass in phase_passes(target, parsed):

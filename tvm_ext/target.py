@@ -152,6 +152,13 @@ def _of_cpu(said: str) -> dict[str, Any] | None:
     )
 
 
+def _of_option(key: str, value: str) -> str | int | list[str]:
+    """Give what a field of a dictionary holds for an option of the strings that TVM took once."""
+    if key in ("mattr", "keys", "libs"):
+        return value.split(",")
+    return int(value) if value.isdecimal() and len(value) < 10 else value
+
+
 def _explain(config: str | dict[str, Any], error: Exception) -> str:
     kinds = ", ".join(_kinds())
     if isinstance(config, dict):
@@ -173,9 +180,8 @@ def _explain(config: str | dict[str, Any], error: Exception) -> str:
         return f"target {_spell(config)} is not valid: {reason}{hint or f'; known kinds are {kinds}'}"
     if " -" in config:
         kind, *options = config.split()
-        fields = {"kind": kind} | {
-            key: value for key, _, value in (option.lstrip("-").partition("=") for option in options) if value
-        }
+        pairs = (option.lstrip("-").partition("=") for option in options)
+        fields = {"kind": kind} | {key: _of_option(key, value) for key, _, value in pairs if value}
         return f"target {config!r}: options in a string are not accepted, write {json.dumps(fields)}"
     tags = sorted(str(tag) for tag in (tvm.target.list_tags() or {}))
     said = config.strip().lower()

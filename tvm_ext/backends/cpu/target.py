@@ -20,6 +20,10 @@ _X86 = ("64bit", "sse2")
 BASE_FEATURES = {"x86_64": _X86, "amd64": _X86, "aarch64": ("neon",), "arm64": ("neon",), "riscv64": ("d",)}
 """By architecture: what its 64-bit Linux systems are built on, without which LLVM ends the process or nothing links."""
 
+_INEXACT = ("fast-math", "fast-math-reassoc", "fast-math-nnan", "fast-math-ninf")
+"""Fields that let LLVM reorder sums, which undoes how kernels round and reduce arguments (exponentials of twice their
+value), or take it for granted that there are no NaN and infinities, which masks are made of."""
+
 _GPUS = {"nvptx": "cuda", "amdgcn": "rocm", "r600": "rocm", "spirv": "opencl"}
 """How the triples of GPUs begin, for which LLVM makes no code that the host can call -> the kind that is for them."""
 
@@ -100,14 +104,36 @@ def _warn_of_idle_cores() -> None:
         )
 
 
+def check_arithmetic(target: tvm.target.Target) -> None:
+    """Refuse a target, or one with a host, whose code would compute other values than the model's.
+
+    Raises
+    ------
+    TargetError
+        It names the field.
+    """
+    for one in (target, target.host):
+        if one is None or one.kind.name != "llvm":
+            continue
+        for field in _INEXACT:
+            if one.attrs.get(field):
+                raise TargetError(
+                    f"target field {field}: kernels would give wrong values with it, as they round by additions and "
+                    "mask by infinities; leave it out (fast-math-contract, -arcp and -nsz are accepted)"
+                )
+
+
 def check_llvm(target: tvm.target.Target) -> tvm.target.Target:
     """Refuse an LLVM target with a triple, a processor or a number of cores that there is not, or features at odds.
+
+    And one whose arithmetic would be wrong.
 
     Raises
     ------
     TargetError
         It names the field, and the nearest processors that LLVM knows.
     """
+    check_arithmetic(target)
     codegen = tvm.target.codegen
     cores = target.attrs.get("num-cores")
     if cores is not None and int(cores) < 1:
