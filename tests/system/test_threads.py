@@ -93,32 +93,17 @@ def test_kernels(tmp_path: Path) -> None:
     assert results(tmp_path, 2, 8) == alone
 
 
-def test_calling_thread_is_moved_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    allowed, moves = {0, 1, 2}, []
-    pool = threads._Pool()
-    pool.own_core = 0
-    monkeypatch.setattr(threads, "_pool", pool)
-    monkeypatch.setattr(threads, "_current_processor", lambda: 2)
-    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda thread: allowed)
-    monkeypatch.setattr(threads.os, "sched_setaffinity", lambda thread, cores: moves.append(cores))
-    times = iter([1.0, 1.0 + threads.BETWEEN_MOVES / 2, 1.0 + threads.BETWEEN_MOVES])
-    monkeypatch.setattr(threads.time, "monotonic", lambda: next(times))
-    for _ in range(3):
-        threads._leave_bound_cores()
-    assert moves == [{0}, allowed, {0}, allowed]
-
-
 @pytest.mark.skipif(threads.physical_cores() < 2, reason="one core")
 def test_calling_thread_stays_where_it_may_not_go() -> None:
     source = """
     import os
     import tvm
-    from tvm_ext.system import threads
+    from tvm_ext.system import bound_pool, threads
 
     threads.with_pool(int)
     away = threads._one_of_each_core()[1]
     os.sched_setaffinity(0, {away})
-    print(threads.with_pool(threads._current_processor) == away, os.sched_getaffinity(0) == {away})
+    print(threads.with_pool(bound_pool.current_processor) == away, os.sched_getaffinity(0) == {away})
     """
     assert output_of(source) == "True True"
 

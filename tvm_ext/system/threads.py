@@ -9,7 +9,6 @@ thread stays where it was.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import itertools
 import math
 import os
@@ -21,15 +20,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
-import tvm_ffi
-
+from tvm_ext.system.bound_pool import SHARED, BoundPool, configure
 from tvm_ext.system.cgroup import cpu_quota
 
 VARIABLES = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
 """What the TVM runtime reads, in this order."""
-
-ONE_EACH, SHARED = -2, -3
-"""Ways to bind threads that the runtime knows: each to a processor of its own, or all to all of them."""
 
 SPIN_COUNT = "TVM_THREAD_POOL_SPIN_COUNT"
 """How often a thread of the pool gives way before it sleeps; the runtime reads it when it makes its first pool."""
@@ -39,9 +34,6 @@ SPINS = 2000
 
 LOOKS, BETWEEN_LOOKS = 5, 0.004
 """How often to look whether a machine is busy, and seconds between: programs that start are for a moment."""
-
-BETWEEN_MOVES = 0.01
-"""Seconds between moves of a calling thread at least, for where it runs is the system's to say in the long run."""
 
 MOST_POOLS = max(8, len(os.sched_getaffinity(0)))
 """Pools of threads other than the main one: of workers, and as many again that such threads asked for."""
@@ -56,15 +48,12 @@ class _Pool(threading.local):
     """The process that the pool was made in; there is none without."""
     of_main = False
     """Whether the thread is the main one, which ends last."""
-    own_core: int | None = None
-    """The processor that no thread of the pool is bound to; None if none is bound."""
-    next_move = 0.0
-    """When the calling thread may be moved again."""
+    bound: BoundPool | None = None
+    """The pool if its threads are bound to a core each; None if the system places them."""
     given_up: threading.Event | None = None
 
 
 _pool = _Pool()
-_current_processor: Callable[[], int] | None = getattr(ctypes.CDLL(None), "sched_getcpu", None)  # of the C library
 _process = os.getpid()
 _first = itertools.count()
 
@@ -110,7 +99,8 @@ def with_pool(function: Callable[..., Result], *arguments: Any) -> Result:
     elif process != _process:
         _running.wait_if_over()
         return _workers.call(lambda: function(*arguments))
-    _leave_bound_cores()
+    if _pool.bound is not None:
+        function, arguments = _pool.bound.call, (function, *arguments)
     if _pool.of_main:  # it is the one that waits for others at the end
         return function(*arguments)
     return before_exit(lambda: function(*arguments))
@@ -251,51 +241,27 @@ def _work(tasks: SimpleQueue[Callable[[], None]]) -> None:
     before_exit(_make_pool)
     while True:
         task = tasks.get()
-        _leave_bound_cores()
-        task()
+        if _pool.bound is None:
+            task()
+        else:
+            _pool.bound.call(task)
         del task  # with the arrays that it is about
 
 
 def _make_pool(count: int | None = None) -> None:
-    allowed = os.sched_getaffinity(0)
-    configure = tvm_ffi.get_global_func("runtime.config_threadpool")
     count = count or threads()
     cores = _one_of_each_core()
     _let_threads_sleep()
-    try:
-        if count == len(cores) and next(_first) == 0:
-            configure(ONE_EACH, count, [str(cpu) for cpu in cores])
-            _pool.own_core = cores[0]
-        else:
-            # Further pools of this process share the cores with the first, and threads of other processes that have
-            # fewer than all cores would all sit on the same ones: the system places them.
-            processors = [str(cpu) for cpu in sorted(allowed)]
-            configure(SHARED, count, (processors * count)[:count])  # makes as many threads as there are entries
-            if count < len(processors):
-                configure(SHARED, count, processors)
-    finally:
-        os.sched_setaffinity(0, allowed)
+    if count == len(cores) and next(_first) == 0:
+        _pool.bound = BoundPool(cores)
+    else:
+        # Further pools of this process share the cores with the first, and threads of other processes that have
+        # fewer than all cores would all sit on the same ones: the system places them.
+        processors = sorted(os.sched_getaffinity(0))
+        configure(SHARED, count, (processors * count)[:count])  # makes as many threads as there are entries
+        if count < len(processors):
+            configure(SHARED, count, processors)
     _pool.process, _pool.of_main = os.getpid(), _is_main()
-
-
-def _leave_bound_cores() -> None:
-    """Move the calling thread to the core that its pool leaves to it, and let it go where it may from there.
-
-    The system wakes a thread where another one rang it, which can be on a core that a thread of the pool is bound to:
-    both then share it, in the first runs after each pause, until the system evens that out. A model that a request came
-    for takes twice its time.
-    """
-    core = _pool.own_core
-    if core is None or _current_processor is None or _current_processor() == core:
-        return
-    now = time.monotonic()
-    if now < _pool.next_move:
-        return
-    _pool.next_move = now + BETWEEN_MOVES
-    allowed = os.sched_getaffinity(0)
-    if core in allowed:
-        os.sched_setaffinity(0, {core})
-        os.sched_setaffinity(0, allowed)
 
 
 @lru_cache(maxsize=1)
