@@ -247,9 +247,9 @@ def _is_one_pass(schedule: Schedule, blocks: list[SBlockRV]) -> bool:
     if len(reductions) > 1:
         return False
     axes = reductions[0]
-    results = prod(extent for extent, reduces in zip(axes.extents, axes.reduces, strict=True) if not reduces)
+    results = prod(extent or 0 for extent, reduces in zip(axes.extents, axes.reduces, strict=True) if not reduces)
     others = [axes_of(schedule, block).extents for block in blocks if is_spatial(schedule, block)]
-    return all(prod(extents) <= results for extents in others)
+    return all(prod(extent or 0 for extent in extents) <= results for extents in others)
 
 
 def _one_pass_strip(width: int, rows: int, lanes: int, machine: Machine) -> int:

@@ -78,6 +78,7 @@ class BoundPool:
         self._is_bound = True
         self._next_move = self._next_trial = 0.0
         self._until_trial = FIRST_TRIAL
+        self._samples, self._ran, self._waited = 0, 0.0, 0.0
         self._begin_trial(time.monotonic())
 
     def call(self, function: Callable[..., Result], *arguments: object) -> Result:
