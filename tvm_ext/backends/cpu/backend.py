@@ -83,7 +83,7 @@ from tvm_ext.shapes.row_windows import note_row_windows
 
 
 def _canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
-    arithmetic = [single_precision(), order_of_nan(), running_sums()]
+    arithmetic = [single_precision(), order_of_nan(), running_sums(machine_of(target))]
     return common.inference_form(
         [
             open_batch(FLOAT_LEGALIZATIONS | INDEXING_LEGALIZATIONS),
