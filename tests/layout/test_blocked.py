@@ -147,6 +147,29 @@ def test_pooling(pool: nn.Module) -> None:
     check(sequence(nn.Conv2d(3, 20, 3, padding=1), pool), torch.randn(1, 3, 13, 18))
 
 
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.MaxPool3d(3, 2, 1),
+        nn.MaxPool3d((2, 3, 1), (1, 2, 1), ceil_mode=True),
+        nn.AvgPool3d(3, (2, 1, 2), 1, count_include_pad=False),
+        nn.AvgPool3d(2, 1, (1, 0, 1)),
+        nn.AvgPool3d((1, 3, 5), (1, 2, 3), (0, 1, 2), ceil_mode=True, count_include_pad=False),
+    ],
+    ids=str,
+)
+def test_overlapping_windows_of_volumes_work_on_blocks_of_channels(pool: nn.Module, target: object) -> None:
+    example = torch.randn(2, 37, 7, 9, 11)
+    check(pool, example, target=target)
+    assert "to_blocked" in kernels_of(pool, example, target)
+
+
+def test_volumes_whose_copies_do_not_pay_stay_as_they_are() -> None:
+    for pool, channels in ((nn.AvgPool3d(2), 37), (nn.AvgPool3d(3, 2), 3), (nn.AvgPool3d((7, 9, 11)), 37)):
+        assert "to_blocked" not in kernels_of(pool, torch.randn(2, channels, 7, 9, 11), TARGETS["avx2"])
+
+
 class SqueezeAndExcite(nn.Module):
     """Broadcast of a pooled tensor over space, concatenation, residual sum, flatten."""
 

@@ -229,11 +229,13 @@ def _pool(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
 
 
 def _pays_for_copies(rewriter: BlockedLayoutMutator, call: relax.Call) -> bool:
-    """Whether a pooling of planes is worth two transpositions: its windows overlap, and channels fill vectors."""
+    """Whether pooling planes or volumes is worth two transpositions: windows overlap, and channels fill vectors."""
     shape, result, attributes = static_shape(call.args[0]), static_shape(call), call.attrs
-    if shape is None or result is None or len(shape) != 4 or str(call.ty.dtype) != "float32":
+    if shape is None or result is None or str(call.ty.dtype) != "float32":
         return False
-    if attributes.layout != "NCHW" or shape[1] < rewriter.machine.lanes("float32") or 0 in (*shape, *result):
+    if attributes.layout not in ("NCHW", "NCDHW") or 0 in (*shape, *result):
+        return False
+    if shape[1] < rewriter.machine.lanes("float32"):
         return False
     # One pixel is an average along rows, which plain tensors are good for.
     taps = prod(int(extent) for extent in attributes.pool_size)
