@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.prim import expr as prim
 
-from tvm_ext.schedules.simd.transcendental import expand, expands
+from tvm_ext.schedules.simd.transcendental import expand, expands, needs_vectors
 from tvm_ext.schedules.simd.vector import element_type, lanes_of
 
 LARGEST_ARGUMENT = 300
@@ -77,7 +77,7 @@ class _Expander:
             self._conditional -= 1
             return call
         call = mutator.default_mutate(call)
-        if not expands(call):
+        if not expands(call) or (self._loop is not None and needs_vectors(call)):
             return call
         in_place = self._conditional or not self._has_room()
         if in_place and _size(call.args[0]) > LARGEST_ARGUMENT:

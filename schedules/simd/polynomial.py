@@ -85,6 +85,31 @@ def log_remainder() -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=1)
+def sine() -> tuple[float, ...]:
+    """``(sin(r) / r - 1) / r**2`` as a polynomial in ``r**2``, for ``|r| <= pi / 4``."""
+    near_zero = (-1 / 6, 1 / 120, -1 / 5040)
+
+    def slope(square: float) -> float:
+        root = math.sqrt(square)
+        return _series(square, near_zero) if square < 1e-2 else (math.sin(root) / root - 1) / square
+
+    return interpolate(slope, 0.0, (math.pi / 4) ** 2, 3)
+
+
+@lru_cache(maxsize=1)
+def cosine() -> tuple[float, ...]:
+    """``(cos(r) - 1 + r**2 / 2) / r**4`` as a polynomial in ``r**2``, for ``|r| <= pi / 4``."""
+    near_zero = (1 / 24, -1 / 720, 1 / 40320)
+
+    def rest(square: float) -> float:
+        if square < 1e-1:
+            return _series(square, near_zero)
+        return (math.cos(math.sqrt(square)) - 1 + square / 2) / square**2
+
+    return interpolate(rest, 0.0, (math.pi / 4) ** 2, 2)
+
+
+@lru_cache(maxsize=1)
 def erf_near() -> tuple[float, ...]:
     """``erf(x) / x - 1`` as a polynomial in ``x**2``, for ``|x| <= 1``; relative error of ``erf`` below 1e-8."""
 

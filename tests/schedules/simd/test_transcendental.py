@@ -231,3 +231,41 @@ def test_interpolation_meets_the_function() -> None:
     x = np.linspace(-1, 1, 101)
     assert len(coefficients) == 9
     np.testing.assert_allclose(np.polynomial.Polynomial(coefficients)(x), np.cos(x), atol=1e-7)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["sin", "cos"])
+@pytest.mark.parametrize("lanes", [8, 1])
+def test_sine_and_cosine(lanes: int, name: str, target: str) -> None:
+    """Of everyday values, next to multiples of pi / 2, of large ones and of those that the library computes."""
+    random = np.random.default_rng(0)
+    quarters = (np.arange(-4096, 4096) * (np.pi / 2)).astype(np.float32)
+    near = np.concatenate([np.nextafter(quarters, np.float32(end)) for end in (-np.inf, np.inf)])
+    moderate = random.normal(0, 8, COUNT // 4).astype(np.float32)
+    large = np.float32(2) ** random.uniform(3, 27.5, COUNT // 4).astype(np.float32)
+    x = np.concatenate([moderate, quarters, near, large, inputs()])
+    reference = getattr(np, name)
+    source = te.placeholder(x.shape, "float32", "source")
+    func = te.create_prim_func([source, te.compute(x.shape, lambda i: getattr(tirx, name)(source[i]), name=name)])
+    kernel = lowered(marked(func, name, lanes) if lanes > 1 else new_schedule(func), target)
+    result = run(kernel, [x], x.shape, "float32", target)
+    with np.errstate(all="ignore"):
+        exact = reference(x.astype(np.float64))
+        expected = exact.astype(np.float32)
+    finite = np.isfinite(x)
+    ordinary = finite & (np.abs(expected) >= np.finfo(np.float32).tiny)
+    assert relative_error(result, exact)[ordinary].max() <= 1.5e-7
+    np.testing.assert_array_equal(np.isnan(result), ~finite)
+    np.testing.assert_allclose(result[finite & ~ordinary], expected[finite & ~ordinary], rtol=0, atol=1.2e-38)
+    zeros = x == 0
+    np.testing.assert_array_equal(np.signbit(result[zeros]), np.signbit(expected[zeros]))
+
+
+@pytest.mark.skipif(not IS_X86, reason="instructions of AVX2")
+def test_sines_are_computed_in_vectors() -> None:
+    x = np.zeros((4, 64), np.float32)
+    compiled = compile_graph(lambda _, v: relax.op.sin(v), [x], [Elementwise()], TARGETS["avx2"])
+    (kernel,) = compiled.kernels.values()
+    text = assembly(kernel, TARGETS["avx2"])
+    assert "vcvtps2pd" in text
+    assert "vfmadd231ps" in text or "vfmadd213ps" in text
