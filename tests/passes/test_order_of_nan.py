@@ -13,7 +13,7 @@ from tvm.relax import op
 import tvm_ext
 from tests.fusion.relax.test_fuse import build
 from tests.modules import run
-from tests.schedules.kernels import graph
+from tests.schedules.kernels import TARGETS, graph
 
 
 def hard_values(dtype: str) -> np.ndarray:
@@ -67,6 +67,30 @@ def test_what_is_searched_is_computed_once(tmp_path: Path) -> None:
     mod = build(make, x.shape, slope.shape)
     compiled = tvm_ext.compile(mod, fuse="mapping-type", rewrite="strict", dump_dir=tmp_path)
     (fused,) = tmp_path.glob("*_fuse.py")
-    assert "def order(" in fused.read_text()  # a kernel of its own
+    assert "def argmax(" in fused.read_text()  # a kernel of its own
     (found,) = run(compiled.executable, [x, slope])
     np.testing.assert_array_equal(found, np.where(x < 0, x * -3, x).argmax(2).repeat(3, 0))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", [(1,), (33,), (5, 1), (3, 127), (2, 3, 1000), (4, 3000), (0, 7)])
+def test_first_extreme_of_each_row(shape: tuple[int, ...], target: str) -> None:
+    """Equal values, NaN, with and without the axis kept, rows that fill vectors and that do not."""
+    random = np.random.default_rng(0)
+    x = random.integers(-2, 3, shape).astype("float32")
+    x[random.random(shape) < 1 / 500] = np.nan
+    for name in ("argmax", "argmin"):
+        for keep in (False, True):
+            mod = build(lambda emit, v, name=name, keep=keep: emit(getattr(op, name)(v, -1, keep)), shape)
+            (found,) = run(tvm_ext.compile(mod, TARGETS[target]).executable, [x])
+            expected = getattr(np, name)(x, -1, keepdims=keep)
+            np.testing.assert_array_equal(found, expected)
+            assert found.dtype == expected.dtype
+
+
+def test_extremes_of_rows_are_searched_in_vectors(tmp_path: Path) -> None:
+    mod = build(lambda emit, v: emit(op.argmax(v, -1)), (128, 1000))
+    tvm_ext.compile(mod, TARGETS["avx2"], dump_dir=tmp_path)
+    (vectors,) = tmp_path.glob("*_vectorize.py")
+    assert "T.max(partial[T.Ramp(0, 1, 8)]" in vectors.read_text()
+    assert "T.min(partial[T.Ramp(0, 1, 8)]" in vectors.read_text()

@@ -12,6 +12,7 @@ median of integers is found by their order as well, as TVM's kernel of a median 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -66,11 +67,24 @@ class _Orders(PyExprMutator):
             return relax.op.maximum(self.builder_.emit(call), relax.const(0, str(call.ty.dtype)))
         if x.ndim == 0 or (str(x.dtype) not in INTEGERS and call.op.name != "relax.median"):
             return call
+        if rule is _extreme and not self._first_places and _is_along_rows(call):
+            return _place_in_row(self.builder_, call)
         return rule(self.builder_, call)
 
 
 def _order(builder: relax.BlockBuilder, x: relax.Expr, nan_is_largest: bool = True) -> relax.Expr:
-    wide, integer = INTEGERS[str(x.ty.dtype)]
+    element = _element(str(x.ty.dtype), nan_is_largest)
+
+    def order(x: te.Tensor) -> te.Tensor:
+        return te.compute(x.shape, lambda *at: element(x(*at)), name="order")
+
+    # Kept in memory: what searches and compares loads an element many times, and would compute it anew each time.
+    return builder.emit(builder.call_te(order, x, primfunc_name_hint="order", primfunc_attrs={"op_pattern": OPAQUE}))
+
+
+def _element(dtype: str, nan_is_largest: bool) -> Callable[[Any], Any]:
+    """Make what turns a float into an integer of the same order."""
+    wide, integer = INTEGERS[dtype]
     bits = int(integer.removeprefix("int"))
     largest = 2 ** (bits - 1) - 1
     infinity = int(np.float64(np.inf).view("int64")) if bits == 64 else int(np.float32(np.inf).view("int32"))
@@ -83,11 +97,7 @@ def _order(builder: relax.BlockBuilder, x: relax.Expr, nan_is_largest: bool = Tr
         signed = tirx.bitwise_xor(magnitude, sign) - sign  # both zeros are 0
         return prim.Select(magnitude > tirx.const(infinity, integer), nan, signed)
 
-    def order(x: te.Tensor) -> te.Tensor:
-        return te.compute(x.shape, lambda *at: element(x(*at)), name="order")
-
-    # Kept in memory: what searches and compares loads an element many times, and would compute it anew each time.
-    return builder.emit(builder.call_te(order, x, primfunc_name_hint="order", primfunc_attrs={"op_pattern": OPAQUE}))
+    return element
 
 
 def _argsort(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -119,6 +129,45 @@ def _extreme(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     operator = relax.op.argmax if is_largest else relax.op.argmin
     axis = None if call.attrs.axis is None else int(call.attrs.axis)
     return operator(_order(builder, call.args[0], is_largest), axis, bool(call.attrs.keepdims))
+
+
+def _is_along_rows(call: relax.Call) -> bool:
+    """Whether an extreme is that of elements that lie side by side, of known number."""
+    x = call.args[0].ty
+    axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % x.ndim
+    return (call.attrs.axis is not None or x.ndim == 1) and axis == x.ndim - 1 and _is_known(x.shape[axis])
+
+
+def _is_known(extent: Any) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent) > 0
+
+
+def _place_in_row(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Find the extreme of each row, then the first place that has it: two searches that vectors can make.
+
+    A search for both at once compares one element after the other, each with what came out of the one before.
+    """
+    x, is_largest = call.args[0], call.op.name == "relax.argmax"
+    element = _element(str(x.ty.dtype), is_largest)
+    *outer, length = x.ty.shape
+    dtype = "int32" if int(length) < 2**31 else "int64"
+
+    def places(x: te.Tensor) -> te.Tensor:
+        first, second = (te.reduce_axis((0, length), name) for name in ("first", "second"))
+        best = te.max if is_largest else te.min
+        extreme = te.compute(outer, lambda *at: best(element(x(*at, first)), first), name="extreme")
+
+        def place(*at: Any) -> Any:
+            here = tirx.EQ(element(x(*at, second)), extreme(*at))
+            return te.min(prim.Select(here, second.var.astype(dtype), tirx.const(int(length), dtype)), second)
+
+        found = te.compute(outer, place, name="place")
+        shape = [*outer, 1] if bool(call.attrs.keepdims) else outer
+        return te.compute(shape, lambda *at: found(*at[: len(outer)]).astype("int64"), name="argument")
+
+    # Not fused with what comes before: that would be computed in both searches.
+    name = call.op.name.removeprefix("relax.")
+    return builder.call_te(places, x, primfunc_name_hint=name, primfunc_attrs={"op_pattern": OPAQUE})
 
 
 def _as_int64(builder: relax.BlockBuilder, places: relax.Expr) -> relax.Expr:
