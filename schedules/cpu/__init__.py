@@ -20,6 +20,7 @@ from tvm_ext.schedules.cpu.open_winograd import OpenWinograd
 from tvm_ext.schedules.cpu.plane_window import PlaneWindow
 from tvm_ext.schedules.cpu.pooled_convolution import PooledConvolution
 from tvm_ext.schedules.cpu.recurrence import RecurrentProduct
+from tvm_ext.schedules.cpu.resampling import Resampling
 from tvm_ext.schedules.cpu.response import LocalResponse
 from tvm_ext.schedules.cpu.row_reduction import RowReduction
 from tvm_ext.schedules.cpu.strassen import Strassen
@@ -54,6 +55,7 @@ RULES = (
     RecurrentProduct(),
     RowReduction(),
     Transpose(),
+    Resampling(),
     Elementwise(),
     Fallback(),
     OpenExtents(),

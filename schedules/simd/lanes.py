@@ -69,10 +69,26 @@ class Lanes:
         index = self._at_lane(index)
         if _holds_vector(index):
             return None
-        found = tvm.sym.detect_linear_equation(index, [self._lane])
+        lane = self._lane
+        if self._integer != element_type(index):
+            lane = tvm.ir.Var("lane", index.ty)
+            index = tvm_ffi.structural_map(index, (prim.Cast, lambda node: self._cast_apart(node, lane)))
+        found = tvm.sym.detect_linear_equation(index, [lane])
         if len(found) != 2 or not isinstance(found[0], prim.IntImm) or self._varies(found[1]):
             return None
         return found[1], int(found[0])
+
+    def _cast_apart(self, cast: Any, lane: Any) -> Any:
+        """Write a cast of ``base + stride * lane`` to the wider type of an index as a sum of ``lane`` of that type.
+
+        TVM counts some loops in 32 bits, in addresses of 64 bits.
+        """
+        whole = element_type(cast.value) == self._integer and element_type(cast) == element_type(lane)
+        found = tvm.sym.detect_linear_equation(cast.value, [self._lane]) if whole else ()
+        if len(found) != 2 or not isinstance(found[0], prim.IntImm) or self._varies(found[1]):
+            return cast
+        base = self._analyzer.simplify(prim.Cast(element_type(cast), found[1]))
+        return base + lane * int(found[0])
 
     def _is_uniform(self, condition: Any) -> bool:
         """Whether a condition holds in all lanes or in none, as ``16 * block + lane < 32`` does in 16 lanes."""
