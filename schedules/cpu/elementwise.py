@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import gcd
+from math import gcd, prod
 from typing import Any
 
 import tvm
@@ -25,6 +25,9 @@ from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 from tvm_ext.schedules.simd.pieces import reads_in_pieces
 from tvm_ext.schedules.simd.quotients import repeats_elements
+
+SHORTEST_ROW = 4
+"""Vectors in a row from which on rows of their own, the last vector of each in part, cost less than divisions."""
 
 
 class Elementwise:
@@ -53,8 +56,8 @@ def vectorize_and_divide(schedule: Schedule, block: SBlockRV, machine: Machine) 
     if not loops:
         return
     axes = axes_of(schedule, block)
-    flat = axes.flat_suffix()
     lanes = vector_lanes(schedule, block, machine)
+    flat = min(axes.flat_suffix(), _axes_not_compared(schedule, block, lanes))
     seconds = block_seconds(schedule, block, machine)
     outer, inner = loops[:-flat], loops[-flat:]
     vector = schedule.fuse(*inner) if len(inner) > 1 else inner[0]
@@ -70,6 +73,33 @@ def vectorize_and_divide(schedule: Schedule, block: SBlockRV, machine: Machine) 
         vector = share_out_one(schedule, vector, seconds, machine, lanes)
     mark_simd(schedule, vector, lanes)
     stream_large_result(schedule, block, vector, machine)
+
+
+def _axes_not_compared(schedule: Schedule, block: SBlockRV, lanes: int) -> int:
+    """Count the last axes that can be walked as one before those that values depend on, as a triangle on its diagonal.
+
+    Where an element lies would be divided out of its number again. All axes count where rows are short.
+    """
+    body = schedule.get(block)
+    variables = [iter_var.var for iter_var in body.iter_vars]
+    found: list[Any] = []
+
+    def note(variable: Any, _visitor: Any) -> None:
+        found.append(variable)
+
+    def load(_node: Any, _visitor: Any) -> None:
+        """Do not look at addresses."""
+
+    def store(node: Any, visitor: Any) -> None:
+        visitor.visit(node.value)
+
+    tvm_ffi.structural_visit(body.body, [(tvm.ir.TensorLoad, load), (tirx.BufferStore, store), (tvm.ir.Var, note)])
+    used = [axis for axis, variable in enumerate(variables) if any(variable.same_as(other) for other in found)]
+    if not used:
+        return len(variables)
+    count = max(1, len(variables) - 1 - used[-1])
+    extents = [_number(iter_var.dom.extent) for iter_var in body.iter_vars[-count:]]
+    return count if prod(extents) >= SHORTEST_ROW * lanes else len(variables)
 
 
 def _computes_addresses(axes: Axes) -> bool:

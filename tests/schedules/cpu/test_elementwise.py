@@ -14,6 +14,7 @@ from tvm import relax, te, tirx
 import tvm_ext
 from tests.schedules.kernels import AARCH64, AWKWARD, TARGETS, compile_graph, graph, lower
 from tvm_ext.schedules.cpu.elementwise import Elementwise
+from tvm_ext.schedules.cpu.machine import machine_of
 
 op = relax.op
 RULES = (Elementwise(),)
@@ -162,3 +163,17 @@ def test_places_computed_from_data_are_computed_once_for_all_channels() -> None:
     assert schedule is not None
     *_, inside, _ = schedule.get_loops(schedule.get_sblock("sampled"))
     assert int(schedule.get(inside).extent) == 8
+
+
+@pytest.mark.parametrize("width", [31, 32, 100, 256])
+def test_values_that_depend_on_an_axis_are_computed_along_the_axes_behind_it(width: int) -> None:
+    x = values(3, 64, width)
+    compiled = compile_graph(lambda _, a: op.tril(a, 2), [x], RULES)
+    np.testing.assert_array_equal(compiled(x), np.tril(x, 2))
+    # Of rows that are shorter than four vectors, as those of 31 on AVX2, rows and columns are divided out of a number.
+    lanes = machine_of(TARGETS["native"]).vector_bits // 32
+    is_short = f"T.serial(T.int64({width})," not in str(*compiled.kernels.values())
+    assert is_short == (width < 4 * lanes)
+    y = values(3, 16, width)
+    compiled = compile_graph(lambda _, a, b: op.concat([a, b], 1), [x, y], RULES)
+    np.testing.assert_array_equal(compiled(x, y), np.concatenate([x, y], 1))
