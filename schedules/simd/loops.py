@@ -22,6 +22,7 @@ from tvm.ir.prim import expr as prim
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
+from tvm_ext.schedules.simd.float_quotients import DIVIDING_ISAS, with_float_quotients
 from tvm_ext.schedules.simd.imported import LANEWISE, imported
 from tvm_ext.schedules.simd.pieces import pieces_of
 from tvm_ext.schedules.simd.prefetch import insert_prefetches, next_row
@@ -91,14 +92,16 @@ def _holds_lanewise_function(loop: Any) -> bool:
     return tvm_ffi.structural_walk(loop.body, [(tvm.ir.Call, interrupt)]) is not None
 
 
-def vectorize_marked_loops(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
-    """Rewrite the marked loops of a kernel that has no blocks any more and flat buffers."""
+def vectorize_marked_loops(func: tvm.tirx.PrimFunc, isa: str = "") -> tvm.tirx.PrimFunc:
+    """Rewrite the marked loops of a kernel that has no blocks any more and flat buffers, for an instruction set."""
     func = insert_prefetches(func)
     func, scratch = pad_scratch(func)
     analyzer = tvm.sym.Analyzer()
 
     def vectorize(loop: Any, lanes: int) -> Any:
         loop = with_floored_quotients(loop, analyzer)
+        if isa in DIVIDING_ISAS:
+            loop = with_float_quotients(loop)
         pieces = pieces_of(loop, analyzer)
         if len(pieces) == 1:
             return _vectorize(loop, lanes, analyzer, scratch)

@@ -9,7 +9,7 @@ after:  the same where all bits leave: 0, or -1 for a negative number
 
 A processor has no quotient by zero, nor of the smallest integer by -1; an integer divided by zero is left as it is
 here, its remainder is 0, and the second wraps around, as in NumPy. Only what is read from tensors is looked after:
-extents and loop variables divide by what is known to be positive.
+extents and loop variables divide by what is known to be positive. What vectors divide as floats has its value already.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.prim import expr as prim
 
+from tvm_ext.schedules.simd.float_quotients import defined_divisor
 from tvm_ext.schedules.simd.vector import constant_like, element_type
 
 
@@ -98,16 +99,7 @@ def _around(names: list[tuple[Any, Any]], body: Any) -> Any:
 def _divided(expression: Any) -> Any:
     names: list[tuple[Any, Any]] = []
     dividend, divisor = _named(names, expression.a, "dividend"), _named(names, expression.b, "divisor")
-    without = prim.EQ(divisor, constant_like(0, divisor))
-    element = element_type(divisor)
-    if element.startswith("int"):
-        smallest = constant_like(tirx.min_value(element).value, dividend)
-        # To TVM's simplifier, no 32-bit integer equals the smallest; it knows nothing of exclusive or.
-        is_smallest = prim.EQ(prim.BitwiseXor(dividend, smallest), constant_like(0, dividend))
-        overflows = prim.And(prim.EQ(divisor, constant_like(-1, divisor)), is_smallest)
-        without = prim.Or(without, overflows)
-    safe = prim.Select(without, constant_like(1, divisor), divisor)
-    return _around(names, type(expression)(dividend, safe))
+    return _around(names, type(expression)(dividend, defined_divisor(dividend, divisor)))
 
 
 def _shifted(expression: Any) -> Any:

@@ -100,7 +100,7 @@ def vector_code() -> tvm.transform.Pass:
 
 def _vectorized(func: tirx.PrimFunc, isa: str) -> tirx.PrimFunc:
     """Make the marked loops of a kernel vectors, if every lane then stays inside the tensors."""
-    vectors = vectorize_marked_loops(func)
+    vectors = vectorize_marked_loops(func, isa)
     if isa in UNMASKING_ISAS:
         vectors = with_whole_stores(vectors)
     # Of tensors with open extents, lanes are the iterations of a loop or masked, and gathers are proved one by one.
