@@ -188,7 +188,7 @@ def _split_evenly(schedule: Schedule, loop: LoopRV, lanes: int) -> tuple[LoopRV,
     """Split a loop into vectors, or into the largest parts of a vector that divide it."""
     extent = schedule.get(loop).extent
     part = gcd(int(extent), lanes) if isinstance(extent, IntImm) else 1
-    outer, inner = schedule.split(loop, [None, part if part >= lanes // 4 else lanes])
+    outer, inner = schedule.split(loop, [None, part if part >= max(2, lanes // 2) else lanes])
     return outer, inner
 
 

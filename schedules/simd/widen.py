@@ -218,17 +218,43 @@ class Widener(Lanes):
             shuffled = self._shuffled_load(load, index)
             if shuffled is not None:
                 return shuffled
-        addresses = self._ramp(*found) if found is not None else self.wide(index)
         guarded = self.mask is not None and not self._every_lane_inside(buffer, found, index)
-        if (found is None or guarded) and isinstance(self._scratch, Scratch) and self._scratch.holds(buffer):
+        same, apart = (None, index) if found is not None else self._parts(index)
+        lanewise = same is not None and (not guarded or self._inside(buffer, same))
+        own = isinstance(self._scratch, Scratch) and self._scratch.holds(buffer)
+        if own and (guarded or (found is None and not lanewise)):
             # TVM's lowering looks at what is loaded from its own buffers, and only knows evenly spaced addresses.
             raise NotVectorizable("a gather from a buffer of the kernel's own")
+        addresses = self._ramp(*found) if found is not None else self.wide(apart if lanewise else index)
         if guarded:
             zero = tirx.const(0, element_type(addresses))
             if not self._inside(buffer, zero):
                 raise NotVectorizable("a gather from a tensor that may be empty")
             addresses = choose(self.mask, addresses, broadcast(zero, self._lanes))
-        return tirx.BufferLoad(buffer, [addresses])
+        return self._gather(buffer, same, addresses) if lanewise else tirx.BufferLoad(buffer, [addresses])
+
+    def _parts(self, index: Any) -> tuple[Any, Any]:
+        """Divide an index into what is the same in all lanes, None if nothing is, and the rest."""
+        if not isinstance(index, prim.Add):
+            return (None, index) if self._varies(self._at_lane(index)) else (index, None)
+        same: Any = None
+        apart: Any = None
+        for one, other in map(self._parts, (index.a, index.b)):
+            same = one if same is None else same if one is None else same + one
+            apart = other if apart is None else apart if other is None else apart + other
+        return same, apart
+
+    def _gather(self, buffer: Any, same: Any, addresses: Any) -> Any:
+        """Load lane by lane from addresses of which a part is the same in all lanes.
+
+        Where that part alone changes from one iteration of a loop around to the next, the others are taken out of their
+        vector before the loop.
+        """
+        same = self.value(same)
+        order = [tirx.const(lane, "int32") for lane in range(self._lanes)]
+        return prim.Shuffle(
+            [tirx.BufferLoad(buffer, [same + prim.Shuffle([addresses], [lane])]) for lane in order], order
+        )
 
     def _shuffled_load(self, load: Any, index: Any) -> Any:
         """Load from addresses that follow a pattern known now, such as ``k // 2``: whole vectors, then one shuffle."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from tvm import relax, te, tirx
 
 import tvm_ext
 from tests.schedules.kernels import AARCH64, AWKWARD, TARGETS, compile_graph, graph, lower
+from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules.cpu.elementwise import Elementwise
 from tvm_ext.schedules.cpu.machine import machine_of
 
@@ -177,3 +180,29 @@ def test_values_that_depend_on_an_axis_are_computed_along_the_axes_behind_it(wid
     y = values(3, 16, width)
     compiled = compile_graph(lambda _, a, b: op.concat([a, b], 1), [x, y], RULES)
     np.testing.assert_array_equal(compiled(x, y), np.concatenate([x, y], 1))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_is_the_same_in_all_lanes_is_added_to_each_address(target: str) -> None:
+    """The places of a vector are taken out of it once for all rows, of which each begins elsewhere."""
+    table, source = values(33, dtype="float32") * 20, values(5, 7, 16)
+    places = te.placeholder((33,), "float32", "places")
+    data = te.placeholder((5, 7, 16), "float32", "data")
+
+    def element(c: Any, h: Any, w: Any) -> Any:
+        place = tirx.Cast("int64", tirx.floor(places[w]))
+        inside = tirx.if_then_else(tirx.all(place >= 0, place < 16), data[c, h, tirx.max(tirx.min(place, 15), 0)], -1.0)
+        return inside + data[c, tirx.max(tirx.min(place, 6), 0), tirx.Cast("int64", w % 16)]
+
+    func = te.create_prim_func([places, data, te.compute((5, 7, 33), element, name="sampled")])
+    schedule = Elementwise().apply(func, TARGETS[target])
+    assert schedule is not None
+    with TARGETS[target]:
+        lowered = vector_code()(tvm.IRModule({"main": schedule.mod["main"].with_attr("global_symbol", "main")}))
+    assert "T.Shuffle(" in str(lowered["main"])
+    result = tvm.runtime.tensor(np.zeros((5, 7, 33), np.float32))
+    tvm.compile(lowered, TARGETS[target])["main"](tvm.runtime.tensor(table), tvm.runtime.tensor(source), result)
+    place = np.floor(table).astype(np.int64)
+    first = np.where((place >= 0) & (place < 16), source[:, :, np.clip(place, 0, 15)], -1.0)
+    second = source[:, np.clip(place, 0, 6), np.arange(33) % 16]
+    np.testing.assert_array_equal(result.numpy(), (first + second[:, None]).astype(np.float32))
