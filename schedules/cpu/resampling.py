@@ -17,21 +17,29 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.tirx import IntImm, PrimFunc
 
 from tvm_ext.relax_utils import substitute
 from tvm_ext.schedules.cpu.cost import block_seconds
 from tvm_ext.schedules.cpu.elementwise import vector_lanes
+from tvm_ext.schedules.cpu.joined_rows import JoinedRows
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.cpu.tasks import share_out
 from tvm_ext.schedules.divisors import divisors
 from tvm_ext.schedules.kernel.inline import inline_producers
 from tvm_ext.schedules.kernel.operations import data_parallel_blocks
 from tvm_ext.schedules.kernel.row_values import RowValues, row_values
+from tvm_ext.schedules.kernel.written_blocks import (
+    data_parallel_axis,
+    from_zero,
+    number,
+    written_block,
+    written_loop,
+    written_root,
+)  # fmt: skip
 from tvm_ext.schedules.rule import new_schedule
-from tvm_ext.schedules.simd.loops import SIMD_ATTRIBUTE
 from tvm_ext.schedules.simd.vector import element_type
 from tvm_ext.schedules.simd.widen import uses
 
@@ -51,7 +59,10 @@ class Resampling:
     name = "cpu.resampling"
 
     def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
-        """Schedule ``func`` when it is such a kernel of known extents; nothing of it is tuned."""
+        """Schedule ``func`` when it is such a kernel of known extents; nothing of it is tuned.
+
+        Images that become smaller have rows joined first (:mod:`.joined_rows`).
+        """
         schedule = new_schedule(func)
         if tunable or not data_parallel_blocks(schedule):
             return None
@@ -60,15 +71,35 @@ class Resampling:
             return None
         (block,) = blocks
         machine = machine_of(target)
-        kernel = _Kernel.of(schedule.get(block), vector_lanes(schedule, block, machine), machine)
+        kernel = _kernel(schedule.get(block), vector_lanes(schedule, block, machine), machine)
         if kernel is None:
             return None
         seconds = block_seconds(schedule, block, machine)
-        root = kernel.root(schedule.mod["main"].body.block)
+        root = written_root(kernel.body(), [kernel.rows], schedule.mod["main"].body.block)
         made = new_schedule(schedule.mod["main"].with_body(root))
         outer = list(made.get_loops(made.get_sblock(kernel.block.name_hint)))[: kernel.outer_loops]
         share_out(made, outer, seconds, machine)
         return made
+
+
+def _kernel(block: Any, lanes: int, machine: Machine) -> _Kernel | JoinedRows | None:
+    """Plan the kernel of a block; None where it is none whose rows pay to be computed apart."""
+    variables = [each.var for each in block.iter_vars]
+    store = block.body
+    if not isinstance(store, tirx.BufferStore) or len(store.indices) != len(variables):
+        return None
+    if not all(index.same_as(variable) for index, variable in zip(store.indices, variables, strict=True)):
+        return None
+    found = {axis: row_values(store.value, variable) for axis, variable in enumerate(variables[:-1])}
+    for axis, values in found.items():
+        if values is not None and (kernel := _Kernel(block, axis, values, lanes, machine)).fits():
+            return kernel
+    for axis, values in found.items():
+        if values is not None and len(values.places) > 1:
+            joined = JoinedRows.of(block, axis, values, lanes, machine)
+            if joined is not None:
+                return joined
+    return None
 
 
 class _Kernel:
@@ -83,25 +114,11 @@ class _Kernel:
         self._strips = -(-self._extents[-1] // self._strip)
         shape = [*self._extents[:-1], self._strips * self._strip]
         shape[axis] = found.rows
-        self._rows = tirx.decl_buffer([_number(extent) for extent in shape], element_type(found.value), "rows")
+        self.rows = tirx.decl_buffer([number(extent) for extent in shape], element_type(found.value), "rows")
 
-    @classmethod
-    def of(cls, block: Any, lanes: int, machine: Machine) -> _Kernel | None:
-        """Read a block; None where it is none whose rows pay to be computed apart."""
-        variables = [each.var for each in block.iter_vars]
-        store = block.body
-        if not isinstance(store, tirx.BufferStore) or len(store.indices) != len(variables):
-            return None
-        if not all(index.same_as(variable) for index, variable in zip(store.indices, variables, strict=True)):
-            return None
-        for axis in range(len(variables) - 1):
-            found = row_values(store.value, variables[axis])
-            if found is None:
-                continue
-            kernel = cls(block, axis, found, lanes, machine)
-            if kernel._pays() and kernel._reads_inside():
-                return kernel
-        return None
+    def fits(self) -> bool:
+        """Whether to compute rows apart is possible and pays."""
+        return self._pays() and self._reads_inside()
 
     @property
     def outer_loops(self) -> int:
@@ -140,11 +157,11 @@ class _Kernel:
             bound = analyzer.const_int_bound(index)
             return isinstance(extent, IntImm) and bound.min_value >= 0 and bound.max_value < int(extent)
 
-        if not all(is_inside(place, _number(self._found.rows)) for place in self._found.places):
+        if not all(is_inside(place, number(self._found.rows)) for place in self._found.places):
             return False
-        wide = _range(self._strips * self._strip)
+        wide = from_zero(self._strips * self._strip)
         analyzer.bind(self.block.iter_vars[-1].var, wide, allow_override=True)
-        analyzer.bind(self._found.row, _range(self._found.rows))
+        analyzer.bind(self._found.row, from_zero(self._found.rows))
         inside = []
 
         def load(node: Any) -> None:
@@ -153,16 +170,15 @@ class _Kernel:
         tvm_ffi.structural_walk(self._found.value, [(tvm.ir.TensorLoad, load)])
         return all(inside)
 
-    def root(self, root: Any) -> Any:
-        """Write the kernel, in place of that of a root block."""
+    def body(self) -> Any:
+        """Write the loops of both blocks."""
         loops = [tvm.ir.Var(f"i{axis}", self.block.iter_vars[axis].var.ty) for axis in self._outer]
         strip = tvm.ir.Var("strip", self.block.iter_vars[-1].var.ty)
-        body = tirx.SeqStmt([self._of_rows(loops, strip), self._of_elements(loops, strip)])
-        body = _loop(strip, self._strips, body)
+        body: Any = tirx.SeqStmt([self._of_rows(loops, strip), self._of_elements(loops, strip)])
+        body = written_loop(strip, self._strips, body)
         for variable, axis in reversed(list(zip(loops, self._outer, strict=True))):
-            body = _loop(variable, self._extents[axis], body)
-        made = s_tir.SBlock([], [], [], "root", body, None, [self._rows], [], root.annotations)
-        return s_tir.SBlockRealize([], tirx.const(True, "bool"), made)
+            body = written_loop(variable, self._extents[axis], body)
+        return body
 
     def _of_rows(self, loops: Sequence[Any], strip: Any) -> Any:
         part = max(size for size in divisors(self._found.rows) if size <= ROWS_AT_ONCE)
@@ -171,18 +187,12 @@ class _Kernel:
         axes = [tvm.ir.Var(each.var.name, each.var.ty) for each in block.iter_vars]
         renamed = {each.var: axis for each, axis in zip(block.iter_vars, axes, strict=True)}
         value = substitute(self._found.value, {**renamed, self._found.row: axes[self._axis]})
-        made = s_tir.SBlock(
-            [_axis(extent, axis) for extent, axis in zip(self._rows.ty.shape, axes, strict=True)],
-            _reads(value),
-            [_element(self._rows, axes)],
-            "rows",
-            tirx.BufferStore(self._rows, value, axes),
-        )
-        values = self._values(loops, group * part + row, strip * self._strip + vector * self._lanes + lane)
-        body: Any = s_tir.SBlockRealize(values, tirx.const(True, "bool"), made)
-        body = _loop(lane, self._lanes, body, self._lanes)
-        body = _loop(vector, self._strip // self._lanes, _loop(row, part, body))
-        return _loop(group, self._found.rows // part, body)
+        places = self._values(loops, group * part + row, strip * self._strip + vector * self._lanes + lane)
+        made = list(map(data_parallel_axis, self.rows.ty.shape, axes))
+        body: Any = written_block("rows", made, places, self.rows, value)
+        body = written_loop(lane, self._lanes, body, self._lanes)
+        body = written_loop(vector, self._strip // self._lanes, written_loop(row, part, body))
+        return written_loop(group, self._found.rows // part, body)
 
     def _of_elements(self, loops: Sequence[Any], strip: Any) -> Any:
         block = self.block
@@ -190,61 +200,18 @@ class _Kernel:
 
         def element(place: Any) -> Any:
             indices = [place if number == self._axis else variable for number, variable in enumerate(variables)]
-            return tirx.BufferLoad(self._rows, indices)
+            return tirx.BufferLoad(self.rows, indices)
 
         value = self._found.join(element)
-        made = s_tir.SBlock(
-            block.iter_vars, _reads(value), block.writes, block.name_hint,
-            tirx.BufferStore(block.body.buffer, value, variables), None, [], [], block.annotations,
-        )  # fmt: skip
         row, column = (tvm.ir.Var(name, strip.ty) for name in ("row", "column"))
         width = self._extents[-1]
         place = strip * self._strip + column
-        inside = tirx.const(True, "bool") if self._strips == 1 or width % self._strip == 0 else place < width
-        body: Any = s_tir.SBlockRealize(self._values(loops, row, place), inside, made)
-        body = _loop(column, width if self._strips == 1 else self._strip, body, self._lanes)
-        return _loop(row, self._extents[self._axis], body)
+        inside = None if self._strips == 1 or width % self._strip == 0 else place < width
+        places = self._values(loops, row, place)
+        body: Any = written_block(block.name_hint, block.iter_vars, places, block.body.buffer, value, inside)
+        body = written_loop(column, width if self._strips == 1 else self._strip, body, self._lanes)
+        return written_loop(row, self._extents[self._axis], body)
 
     def _values(self, loops: Sequence[Any], row: Any, column: Any) -> list[Any]:
         outer = dict(zip(self._outer, loops, strict=True))
         return [outer.get(axis, row) for axis in range(len(self._extents) - 1)] + [column]
-
-
-def _loop(variable: Any, extent: int, body: Any, lanes: int = 0) -> Any:
-    annotations = {SIMD_ATTRIBUTE: lanes} if lanes else {}
-    return tirx.For(variable, _number(0), _number(extent), tirx.ForKind.SERIAL, body, annotations=annotations)
-
-
-def _reads(value: Any) -> list[Any]:
-    """List what an expression reads: of each tensor what lies at the axes, and all along what is computed of them."""
-    regions: dict[Any, list[Any]] = {}
-
-    def load(node: Any) -> None:
-        ranges = [
-            tvm.ir.Range.from_min_extent(index, _number(1)) if isinstance(index, tvm.ir.Var) else _range(extent)
-            for index, extent in zip(node.indices, node.source.ty.shape, strict=True)
-        ]
-        before = regions.get(node.source)
-        regions[node.source] = ranges if before is None else [
-            one if one.min.same_as(other.min) else _range(extent)
-            for one, other, extent in zip(before, ranges, node.source.ty.shape, strict=True)
-        ]  # fmt: skip
-
-    tvm_ffi.structural_walk(value, [(tvm.ir.TensorLoad, load)])
-    return [tirx.BufferRegion(source, ranges) for source, ranges in regions.items()]
-
-
-def _element(buffer: Any, indices: Sequence[Any]) -> Any:
-    return tirx.BufferRegion(buffer, [tvm.ir.Range.from_min_extent(index, _number(1)) for index in indices])
-
-
-def _axis(extent: Any, variable: Any) -> Any:
-    return tirx.IterVar(_range(extent), variable, tirx.IterVar.DataPar)
-
-
-def _range(extent: Any) -> Any:
-    return tvm.ir.Range.from_min_extent(_number(0), _number(extent) if isinstance(extent, int) else extent)
-
-
-def _number(value: int) -> Any:
-    return tirx.const(value, "int64")

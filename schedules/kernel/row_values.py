@@ -16,6 +16,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.prim import expr as prim
 
+from tvm_ext.relax_utils import substitute
+from tvm_ext.schedules.simd.vector import element_type
 from tvm_ext.schedules.simd.widen import uses
 
 
@@ -82,6 +84,63 @@ def row_values(value: Any, axis: Any) -> RowValues | None:
         return tvm_ffi.structural_mutate(value, [(_EXPRESSIONS, replaced)])
 
     return RowValues(first, row, rows, places, join)
+
+
+def with_rows_joined_first(found: RowValues) -> Any:
+    """Write an element so that rows are joined before elements of the joined row are; None where sums allow no order.
+
+    before: ``(x[p, q] * u + x[p, r] * v) * s + (x[p + 1, q] * u + x[p + 1, r] * v) * t``
+    after:  ``(x[p, q] * s + x[p + 1, q] * t) * u + (x[p, r] * s + x[p + 1, r] * t) * v``
+    """
+    mark = tirx.decl_buffer((found.rows,), element_type(found.value), "mark")
+    joined = found.join(lambda place: tirx.BufferLoad(mark, [place]))
+    core = joined
+    while inside := [part for part in _operands(core) if uses(part, mark)]:
+        if len(inside) > 1:
+            break
+        core = inside[0]
+    rows, columns = _terms(core, mark), _terms(found.value, found.row)
+    if rows is None or columns is None or not all(isinstance(leaf, tvm.ir.TensorLoad) for leaf, _ in rows):
+        return None
+    total: Any = None
+    for column, weight in columns:
+        row_total: Any = None
+        for row, factor in rows:
+            part = _times(substitute(column, {found.row: row.indices[0]}), factor)
+            row_total = part if row_total is None else row_total + part
+        part = _times(row_total, weight)
+        total = part if total is None else total + part
+
+    def replaced(node: Any, mutator: Any) -> Any:
+        return total if node.same_as(core) else mutator.default_mutate(node)
+
+    return tvm_ffi.structural_mutate(joined, [(_EXPRESSIONS, replaced)])
+
+
+def _operands(node: Any) -> list[Any]:
+    if isinstance(node, tvm.ir.Call):
+        return list(node.args)
+    if isinstance(node, prim.Select):
+        return [node.condition, node.true_value, node.false_value]
+    if isinstance(node, prim.Cast):
+        return [node.value]
+    return [node.a, node.b] if hasattr(node, "a") and hasattr(node, "b") else []
+
+
+def _terms(node: Any, variable: Any) -> list[tuple[Any, Any]] | None:
+    """Write an expression as a sum of what uses a variable, each with its factor or None; None for another one."""
+    if isinstance(node, prim.Add):
+        parts = [_terms(part, variable) for part in (node.a, node.b) if uses(part, variable)]
+        return None if len(parts) < 2 or None in parts else [*parts[0], *parts[1]]  # type: ignore[misc]
+    if isinstance(node, prim.Mul) and uses(node.a, variable) != uses(node.b, variable):
+        inner, factor = (node.a, node.b) if uses(node.a, variable) else (node.b, node.a)
+        terms = _terms(inner, variable)
+        return None if terms is None else [(leaf, _times(factor, before)) for leaf, before in terms]
+    return [(node, None)]
+
+
+def _times(value: Any, factor: Any) -> Any:
+    return value if factor is None else value * factor
 
 
 _EXPRESSIONS = (

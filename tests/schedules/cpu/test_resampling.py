@@ -67,7 +67,7 @@ def test_as_pytorch_computes_it(shape: tuple[int, ...], size: tuple[int, int], t
 def test_as_the_other_rule_computes_it(mode: str, method: str) -> None:
     x = values(1, 3, 10, 13)
     x[0, :, 4, 6], x[0, 0, 0, 0], x[0, 1, 9, 12] = np.nan, np.inf, -np.inf
-    for size in ((20, 26), (15, 21), (11, 9)):
+    for size in ((20, 26), (15, 21), (11, 9), (5, 9), (4, 13)):
         build = resized(size, method, mode=mode)
         found, expected = compile_graph(build, [x], RULES), compile_graph(build, [x], RULES[1:])
         assert (rules(found), rules(expected)) == ({"cpu.resampling"}, {"cpu.elementwise"})
@@ -94,12 +94,32 @@ def test_strips_of_one_image_are_shared_out() -> None:
     np.testing.assert_allclose(compiled(x), expected, atol=1e-5)
 
 
-def test_with_neighbours() -> None:
-    x, other, weight = values(1, 8, 9, 9), values(1, 8, 18, 21), values(1, 8, 1, 1)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ((1, 3, 32, 32), (16, 16)),
+        ((2, 3, 31, 33), (17, 19)),
+        ((1, 2, 64, 90), (20, 24)),
+        ((1, 1, 40, 40), (13, 37)),
+        ((1, 64, 48, 48), (8, 40)),
+    ],
+)
+def test_smaller_images_join_rows_first(shape: tuple[int, ...], size: tuple[int, int], target: str) -> None:
+    x = values(*shape)
+    compiled = compile_graph(resized(size), [x], RULES, TARGETS[target])
+    expected = torch.nn.functional.interpolate(torch.from_numpy(x), size=size, mode="bilinear").numpy()
+    np.testing.assert_allclose(compiled(x), expected, rtol=1e-5, atol=1e-5)
+    assert rules(compiled) == {"cpu.resampling"}
+
+
+@pytest.mark.parametrize("size", [(18, 21), (5, 8)])
+def test_with_neighbours(size: tuple[int, int]) -> None:
+    x, other, weight = values(1, 8, 9, 9), values(1, 8, *size), values(1, 8, 1, 1)
 
     def build(_: Any, a: Any, b: Any, c: Any) -> Any:
         larger = op.image.resize2d(
-            op.nn.relu(op.multiply(a, c)), (18, 21), layout="NCHW", method="linear",
+            op.nn.relu(op.multiply(a, c)), size, layout="NCHW", method="linear",
             coordinate_transformation_mode="half_pixel",
         )  # fmt: skip
         return op.tanh(op.add(larger, b))
@@ -107,7 +127,7 @@ def test_with_neighbours() -> None:
     compiled = compile_graph(build, [x, other, weight], RULES)
     assert rules(compiled) == {"cpu.resampling"}
     expected = torch.nn.functional.interpolate(
-        torch.relu(torch.from_numpy(x * weight)), size=(18, 21), mode="bilinear"
+        torch.relu(torch.from_numpy(x * weight)), size=size, mode="bilinear"
     ).numpy()
     np.testing.assert_allclose(compiled(x, other, weight), np.tanh(expected + other), rtol=1e-5, atol=1e-6)
 
@@ -128,6 +148,7 @@ def test_volumes() -> None:
 def test_what_rows_do_not_pay_for_or_are_not_known_of_is_declined() -> None:
     image = values(1, 8, 12, 12)
     for build in (
+        resized((2, 2)),
         resized((6, 6)),
         resized((24, 24), "nearest_neighbor", rounding_method="floor", mode="asymmetric"),
         resized((24, 24), layout="NHWC"),
@@ -147,7 +168,8 @@ def test_rows_are_read_and_written_in_whole_vectors() -> None:
 
     with TARGETS["avx2"]:
         lowered = vector_code()(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))
-    stores = [line.strip() for line in str(lowered["main"]).splitlines() if "] = x" in line or "] = rows" in line]
+    lines = [line.strip() for line in str(lowered["main"]).splitlines()]
+    stores = [line for line in lines if line.startswith(("rows[", "resize_1["))]
     assert len(stores) == 2
     assert all("Broadcast" not in store.partition("] = ")[0] for store in stores)
 
