@@ -80,6 +80,8 @@ class Transpose:
 
 def transpose(schedule: Schedule, block: SBlockRV, machine: Machine) -> bool:
     """Tile a block if it transposes; otherwise leave it as it is."""
+    if _transpose_from_uneven_blocks(schedule, block, machine):
+        return True
     _split_mixed_axes(schedule, block)
     axes = axes_of(schedule, block)
     pair = transposed_axes(axes)
@@ -108,6 +110,45 @@ def transpose(schedule: Schedule, block: SBlockRV, machine: Machine) -> bool:
         once = streams and machine.fetches_once and machine.cores > 1
         staging = machine.l2 // STAGED_PART if streams and is_far and side * size != LINE else 0
     mark_tile(schedule, inner, side, staging, once)
+    return True
+
+
+def _transpose_from_uneven_blocks(schedule: Schedule, block: SBlockRV, machine: Machine) -> bool:
+    """Tile a copy out of blocks of channels which the channels do not fill; the last block has tiles of its own.
+
+    As in ``y[n, c, i, j] = x[n, c // 8, i, j, c % 8]`` for 131 channels.
+    """
+    body, axes = schedule.get(block), axes_of(schedule, block)
+    if [access.written for access in axes.accesses] != [False, True]:
+        return False
+    read, written = (access.strides for access in axes.accesses)
+    if read is None or written is None:
+        return False
+    mixed = [axis for axis, stride in enumerate(read) if stride is None]
+    target, flat = _unit_stride(axes, written), axes.flat_suffix()
+    first = len(axes.extents) - flat  # of the axes of pixels, which become one
+    if len(mixed) != 1 or mixed[0] >= first or target is None or target < first or read[target] in (0, 1):
+        return False
+    channel = body.iter_vars[mixed[0]].var
+    *places, lane = (item.min for item in body.reads[0].region)
+    if not isinstance(lane, prim.FloorMod) or not channel.same_as(lane.a):
+        return False
+    chunks = [place for place in places if isinstance(place, prim.FloorDiv) and channel.same_as(place.a)]
+    if len(chunks) != 1 or not tvm_ffi.structural_equal(chunks[0].b, lane.b):
+        return False
+    size, channels = int(lane.b) if isinstance(lane.b, prim.IntImm) else 0, axes.extents[mixed[0]] or 0
+    side = min(vector_lanes(schedule, block, machine), LARGEST_SIDE)
+    if side < SMALLEST_SIDE or not size or size % side or channels <= size or channels % size < 2:  # one is no tile
+        return False
+    loops = list(schedule.get_loops(block))
+    seconds = TRANSPOSE_FACTOR * block_seconds(schedule, block, machine)
+    chunk, inner = schedule.split(loops[mixed[0]], [None, size])
+    rest = [chunk if number in mixed else loop for number, loop in enumerate(loops[:first])]
+    pixel = schedule.fuse(*loops[first:]) if flat > 1 else loops[-1]
+    schedule.reorder(*rest, inner, pixel)
+    share_out(schedule, rest, seconds, machine)
+    mark_simd(schedule, pixel, side)
+    mark_tile(schedule, inner, side)
     return True
 
 

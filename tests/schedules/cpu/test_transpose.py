@@ -10,9 +10,12 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tvm import relax
+from tvm import relax, te
 
 from tests.schedules.kernels import AARCH64, AWKWARD, TARGETS, assembly, compile_graph
+from tests.schedules.simd.test_loops import lowered, run
+from tvm_ext.passes.vector_code import vector_code
+from tvm_ext.schedules.compute.layout import from_blocked
 from tvm_ext.schedules.cpu.elementwise import Elementwise
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.cpu.transpose import Transpose
@@ -117,3 +120,32 @@ def test_what_cores_of_zen_5_read_once_is_fetched_as_such(
 def test_aarch64_compiles() -> None:
     compiled = compile_graph(lambda _, v: op.permute_dims(v, (1, 0)), [numbers(1021, 1031)], RULES, AARCH64)
     assert set(compiled.rules.values()) == {"cpu.transpose"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    ("channels", "block", "pixels"),
+    [(131, 8, (29, 29)), (10, 8, (5, 3)), (77, 16, (14, 1)), (37, 8, (3, 5, 11)), (19, 4, (7, 9)), (131, 8, (120, 3))],
+)
+def test_channels_that_do_not_fill_their_blocks_leave_them_in_tiles(
+    channels: int, block: int, pixels: tuple[int, ...], batch: int, target: str
+) -> None:
+    source = te.placeholder((batch, -(-channels // block), *pixels, block), "float32", "source")
+    schedule = Transpose().apply(te.create_prim_func([source, from_blocked(source, channels)]), TARGETS[target])
+    assert (schedule is None) == (block % machine_of(TARGETS[target]).lanes("float32") != 0)
+    if schedule is None:
+        return
+    func = lowered(schedule, target)
+    assert "Shuffle" in str(func)
+    x = np.random.default_rng(channels).standard_normal([int(extent) for extent in source.shape]).astype("float32")
+    expected = np.moveaxis(x, -1, 2).reshape(batch, -1, *pixels)[:, :channels]
+    np.testing.assert_array_equal(run(func, [x], expected.shape, "float32", target), expected)
+
+
+def test_aarch64_takes_channels_out_of_blocks_in_tiles() -> None:
+    source = te.placeholder((1, 33, 29, 29, 4), "float32", "source")
+    schedule = Transpose().apply(te.create_prim_func([source, from_blocked(source, 131)]), AARCH64)
+    assert schedule is not None
+    with AARCH64:
+        assert "Shuffle" in str(vector_code()(schedule.mod))
