@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import tvm
 import tvm_ffi
@@ -16,13 +17,17 @@ from tvm_ext.schedules.kernel.operations import expensive_operations, has_condit
 LARGEST_BODY = 512
 """Loads in one element's expression beyond which nothing more is inlined into it."""
 
+MOST_FUNCTIONS = 8
+"""Transcendental functions that the uses of a value may come to if it is inlined although there are several."""
+
 
 def inline_producers(schedule: Schedule) -> list[SBlockRV]:
     """Inline data-parallel blocks into their consumers where that is worth it, and return the blocks that remain.
 
     What stays: outputs; reductions; values of a small tensor that are dear and would be computed again for every
-    element of a large one; dear values that a reduction and another block both need; and tensors with conditions in
-    them, such as padded ones, from which a reduction takes every element several times.
+    element of a large one; dear values that a reduction and another block both need; those that would make an
+    expression of very many functions, as each use repeats them; and tensors with conditions in them, such as padded
+    ones, from which a reduction takes every element several times.
     """
     outputs = {_name(schedule, block) for block in schedule.get_output_blocks(schedule.get_sblock("root"))}
     for block in top_blocks(schedule):
@@ -44,20 +49,27 @@ def _worth_keeping(schedule: Schedule, block: SBlockRV, consumers: list[SBlockRV
     if any(_points(schedule, consumer) >= 2 * _points(schedule, block) for consumer in reductions):
         if has_condition(schedule, block):
             return True
-    if not expensive_operations(schedule, block):
+    functions = expensive_operations(schedule, block)
+    if not functions:
         return False
     if len(consumers) > 1 and reductions:
+        return True
+    uses = sum(_loads(schedule, consumer, _name(schedule, block)) for consumer in consumers)
+    if uses > 1 and uses * functions > MOST_FUNCTIONS:
         return True
     size = _points(schedule, block)
     return any(_points(schedule, consumer) >= 4 * size for consumer in consumers)
 
 
-def _loads(schedule: Schedule, block: SBlockRV) -> int:
-    """Count the loads of a block's body as it stands, inlined producers included."""
+def _loads(schedule: Schedule, block: SBlockRV, producer: str | None = None) -> int:
+    """Count the loads of a block's body as it stands, inlined producers included: all, or those of a producer."""
     count = [0]
+    stored = (
+        [] if producer is None else [region.source for region in schedule.get(schedule.get_sblock(producer)).writes]
+    )
 
-    def load(_node: object) -> None:
-        count[0] += 1
+    def load(node: Any) -> None:
+        count[0] += producer is None or any(node.source.same_as(buffer) for buffer in stored)
 
     tvm_ffi.structural_walk(schedule.get(block).body, (tvm.ir.TensorLoad, load))
     return count[0]

@@ -296,3 +296,20 @@ def test_strips_of_what_is_read_once(rows: int, width: int, strip: int) -> None:
     (kernel,) = softmax.kernels.values()
     assert ("T.serial(T.int64(32), " in kernel.script()) == (width % 32 == 0)
     np.testing.assert_allclose(mean(x), x.astype(np.float64).mean(1), rtol=1e-4, atol=1e-5)
+
+
+def test_a_dear_value_is_not_computed_for_each_of_many_uses() -> None:
+    """Each step uses the one before three times, and would have three times its logarithms."""
+    x = values(4, 33)
+
+    def make(builder: object, v: relax.Expr) -> relax.Expr:
+        emit = builder.emit  # type: ignore[attr-defined]
+        result = emit(op.nn.log_softmax(v))
+        for _ in range(3):
+            result = emit(op.multiply(emit(op.where(emit(op.isnan(result)), relax.const(1.0), result)), result))
+        return result
+
+    compiled = compile_graph(make, [x], RULES, TARGETS["avx2"])
+    assert sum(kernel.script().count("T.log(") for kernel in compiled.kernels.values()) <= 9
+    exact = x.astype(np.float64) - np.log(np.exp(x.astype(np.float64)).sum(-1, keepdims=True))
+    np.testing.assert_allclose(compiled(x), exact**8, rtol=1e-5)
