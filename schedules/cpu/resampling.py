@@ -135,7 +135,8 @@ class _Kernel:
 
     def _pays(self) -> bool:
         """Whether several rows are joined, their elements are loaded one by one, and there are few enough of them."""
-        column, apart = self.block.iter_vars[-1].var, []
+        column = self.block.iter_vars[-1].var
+        apart: list[bool] = []
 
         def load(node: Any) -> None:
             apart.extend(uses(index, column) and not index.same_as(column) for index in node.indices)
@@ -162,7 +163,7 @@ class _Kernel:
         wide = from_zero(self._strips * self._strip)
         analyzer.bind(self.block.iter_vars[-1].var, wide, allow_override=True)
         analyzer.bind(self._found.row, from_zero(self._found.rows))
-        inside = []
+        inside: list[bool] = []
 
         def load(node: Any) -> None:
             inside.extend(map(is_inside, node.indices, node.source.ty.shape))

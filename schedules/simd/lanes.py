@@ -84,7 +84,7 @@ class Lanes:
         TVM counts some loops in 32 bits, in addresses of 64 bits.
         """
         whole = element_type(cast.value) == self._integer and element_type(cast) == element_type(lane)
-        found = tvm.sym.detect_linear_equation(cast.value, [self._lane]) if whole else ()
+        found: Any = tvm.sym.detect_linear_equation(cast.value, [self._lane]) if whole else ()
         if len(found) != 2 or not isinstance(found[0], prim.IntImm) or self._varies(found[1]):
             return cast
         base = self._analyzer.simplify(prim.Cast(element_type(cast), found[1]))
