@@ -162,19 +162,19 @@ class _Tiler:
         return _sequence(self._pieces(lambda y, count: self._strip(rows, y, count), length, zero, columns))
 
     def _interleaved(self, columns: int) -> int:
-        """Rows of which all ``columns`` fill a vector, where they are written one behind the other as they are read.
+        """Rows that go together where all ``columns`` are written one behind the other as they are read: half a line.
 
         0 where they are not, or where more is done with them than a change of their type.
         """
         store = self._inner.body
         value = self._body.value.value if isinstance(self._body.value, prim.Cast) else self._body.value
-        if columns not in (2, 4) or len(store.indices) != 1 or not value.same_as(self._transposed[0].placeholder):
+        if columns not in (2, 3, 4) or len(store.indices) != 1 or not value.same_as(self._transposed[0].placeholder):
             return 0
         variables = [self._outer.loop_var, self._inner.loop_var]
         found = tvm.sym.detect_linear_equation(self._analyzer.simplify(store.indices[0]), variables)
         if len(found) != 3 or [int(step) if isinstance(step, prim.IntImm) else 0 for step in found[:2]] != [columns, 1]:
             return 0
-        return LINE * 8 // (tvm.DataType(element_type(store.value)).bits * columns)
+        return LINE * 8 // (tvm.DataType(element_type(store.value)).bits * 2)
 
     def _interleave(self, x: Any, rows: int, columns: int) -> Any:
         """Load ``columns`` vectors of ``rows`` lanes, and store them lane by lane in turn."""

@@ -348,7 +348,7 @@ def _wave(name: str, value: Any) -> Any:
     return names.around(tirx.if_then_else(beyond, getattr(tirx, name)(value), result))
 
 
-def _parts_of_quarter() -> tuple[float, float, float]:
+def _parts_of_quarter() -> tuple[float, ...]:
     """Divide ``pi / 2`` into two numbers of 25 bits and one of as many as a double has."""
     quarter = int("C90FDAA22168C234C4C6628B80DC1CD129024E", 16)  # pi in 152 bits, of which two stand before the point
     high = quarter >> 127 << 127

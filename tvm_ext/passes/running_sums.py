@@ -62,10 +62,11 @@ class _Scans(PyExprMutator):
         axis = None if call.attrs.axis is None else int(call.attrs.axis)
         dtype = str(call.attrs.dtype or call.args[0].ty.dtype)
         if axis is not None and all(isinstance(extent, tirx.IntImm) for extent in shape):
-            extents = [int(extent) for extent in shape]
+            extents: list[int] = [int(extent) for extent in shape]
             place = axis % len(extents)
-            by_rows = [*extents[: place + 1], prod(extents[place + 1 :])]
-            if by_rows[-1] > 1 and prod(by_rows):
+            inside: int = prod(extents[place + 1 :])
+            by_rows = [*extents[: place + 1], inside]
+            if inside > 1 and 0 not in by_rows:
                 return self._by_rows(call, by_rows, dtype)
         if all(isinstance(length, tirx.IntImm) for length in (shape.values if axis is None else [shape.values[axis]])):
             return call
