@@ -1,7 +1,8 @@
 """Sorts and searches floats by integers of the same order, in which NaN is larger than every number.
 
 before: ``i = argsort(x)``, ``i = argmax(x)``
-after:  ``k = order(x)`` (a kernel: the bits of x as an integer), ``i = argsort(k)``, ``i = argmax(k)``
+after:  ``k = order(x)`` (a kernel: the bits of x as an integer), ``i = argsort(k)``, ``i = argmax(k)``;
+        on CPUs along rows one kernel: ``m = max(order(x))``, ``i = min(places where order(x) == m)``
 before: ``v, i = topk(x)``, ``v, i = median(x)``
 after:  the places found in ``k``, the values taken from x
 
