@@ -6,7 +6,7 @@ kernel, while other cores may be free. So the threads are released where they wa
 a trial later.
 
 Measured on two cores of Zen 3, MobileNetV2: 6 ms bound and 11 ms released where the machine is idle and a run comes
-every 0.2 s (without pauses both 6 ms); 122 ms bound and 9 ms released beside a program that keeps one core busy.
+every 0.2 s (without pauses both 6 ms); 131 ms bound and 9 ms released beside a program that keeps one core busy.
 """
 
 from __future__ import annotations
