@@ -15,8 +15,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.prim import expr as prim
 
-from tvm_ext.schedules.simd.transcendental import expand, expands, needs_vectors
-from tvm_ext.schedules.simd.vector import element_type, lanes_of
+from tvm_ext.schedules.simd.transcendental import c_function, expand, expands, needs_vectors
+from tvm_ext.schedules.simd.vector import element_type, lanes_of, operation
 
 LARGEST_ARGUMENT = 300
 """Nodes of an argument, names substituted, beyond which a function that has to stay in its place is not expanded."""
@@ -66,11 +66,11 @@ class _Expander:
     def statement(self, statement: Any, _mutator: Any) -> Any:
         """Expand one statement, after the statements that compute the values it is made of."""
         self._before = []
-        result = tvm_ffi.structural_mutate(statement, ((tvm.ir.Call, self._call),))
+        result = tvm_ffi.structural_mutate(statement, (((tvm.ir.Call, prim.Mod), self._call),))
         return _sequence([*self._before, result])
 
     def _call(self, call: Any, mutator: Any) -> Any:
-        if getattr(call.op, "name", "") == "prim.if_then_else":
+        if isinstance(call, tvm.ir.Call) and operation(call) == "if_then_else":
             # A branch may be guarded against what its condition excludes, so nothing of it may run before.
             self._conditional += 1
             call = mutator.default_mutate(call)
@@ -80,7 +80,8 @@ class _Expander:
         if not expands(call) or (self._loop is not None and needs_vectors(call)):
             return call
         in_place = self._conditional or not self._has_room()
-        if in_place and _size(call.args[0]) > LARGEST_ARGUMENT:
+        # No lane of a vector has the library's function, but LLVM's own functions are called for each of its lanes.
+        if in_place and _size(call) > LARGEST_ARGUMENT and not (c_function(call) and lanes_of(call) > 1):
             return call
         self.expanded = True
         return expand(call, self._isa) if in_place else self._in_steps(expand(call, self._isa))

@@ -13,14 +13,44 @@ from numpy.polynomial import Chebyshev, Polynomial
 from tvm_ext.schedules.simd.vector import constant_like
 
 
-def interpolate(function: Callable[[float], float], low: float, high: float, degree: int) -> tuple[float, ...]:
+def interpolate(
+    function: Callable[[float], float], low: float, high: float, degree: int, dtype: type[np.floating] = np.float32
+) -> tuple[float, ...]:
     """Coefficients, constant term first, of the polynomial that meets ``function`` at Chebyshev's points.
 
     Its largest error on ``[low, high]`` is within a small factor of the best polynomial's (Trefethen, Approximation
-    Theory and Approximation Practice, chapter 16). Coefficients are rounded to float32.
+    Theory and Approximation Practice, chapter 16). Coefficients are rounded to ``dtype``.
     """
     fitted = Chebyshev.interpolate(np.vectorize(function, otypes=[float]), degree, [low, high])
-    return tuple(float(np.float32(coefficient)) for coefficient in fitted.convert(kind=Polynomial).coef)
+    return tuple(float(dtype(coefficient)) for coefficient in fitted.convert(kind=Polynomial).coef)
+
+
+def interpolate_odd(
+    function: Callable[[float], float],
+    series: Sequence[float],
+    high: float,
+    degree: int,
+    dtype: type[np.floating] = np.float32,
+) -> tuple[float, ...]:
+    """``(f(r) / r - 1) / r**2`` of an odd function as a polynomial in ``r**2``, for ``|r| <= high``.
+
+    Parameters
+    ----------
+    function : callable
+        With ``f(r) / r`` of 1 at zero.
+    series : sequence of float
+        The first coefficients of what is fitted, as powers of ``r**2``; they stand for it next to zero.
+    high : float
+    degree : int
+    dtype : type
+        What coefficients are rounded to.
+    """
+
+    def excess(square: float) -> float:
+        root = math.sqrt(square)
+        return _series(square, series) if square < 1e-3 else (function(root) / root - 1) / square
+
+    return interpolate(excess, 0.0, high**2, degree, dtype)
 
 
 def horner(coefficients: Sequence[float], value: Any) -> Any:
@@ -87,13 +117,7 @@ def log_remainder() -> tuple[float, ...]:
 @lru_cache(maxsize=1)
 def sine() -> tuple[float, ...]:
     """``(sin(r) / r - 1) / r**2`` as a polynomial in ``r**2``, for ``|r| <= pi / 4``."""
-    near_zero = (-1 / 6, 1 / 120, -1 / 5040)
-
-    def slope(square: float) -> float:
-        root = math.sqrt(square)
-        return _series(square, near_zero) if square < 1e-2 else (math.sin(root) / root - 1) / square
-
-    return interpolate(slope, 0.0, (math.pi / 4) ** 2, 3)
+    return interpolate_odd(math.sin, (-1 / 6, 1 / 120, -1 / 5040), math.pi / 4, 3)
 
 
 @lru_cache(maxsize=1)

@@ -51,6 +51,22 @@ def choose(mask: Any, chosen: Any, other: Any) -> Any:
     return prim.Select(tvm.ir.Call(operator, [mask], ret_ty=mask.ty), chosen, other)
 
 
+def every_lane(mask: Any) -> Any:
+    """Whether a mask holds for all of its lanes.
+
+    So it can be asked whether values are ordinary. Whether one is not, TVM turns about to where NaN is ordinary.
+    """
+    return mask if lanes_of(mask) == 1 else tirx.call_llvm_pure_intrin("bool", "llvm.vector.reduce.and", mask)
+
+
+def with_sign(size: Any, value: Any) -> Any:
+    """Give float32 numbers that are not negative the signs of others, also of zeros and of NaN."""
+    integer = wide_type("int32", lanes_of(value))
+    bits, signed = tirx.reinterpret(integer, size), tirx.reinterpret(integer, value)
+    sign = signed & constant_like(-(2**31), signed)
+    return tirx.reinterpret(wide_type("float32", lanes_of(value)), bits | sign)
+
+
 def first_lanes(mask: Any) -> Any:
     """How many lanes a mask has, which are the first ones; None where it is no such mask.
 

@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.ir.prim import expr as prim
 
 from tvm_ext.schedules.simd.polynomial import cosine, horner, sine
-from tvm_ext.schedules.simd.vector import Bindings, constant_like, lanes_of, wide_type
+from tvm_ext.schedules.simd.vector import Bindings, constant_like, every_lane, lanes_of, wide_type
 
 MOST_QUARTERS = 2**27
 """Quarters of a circle in an argument up to which their number times a part of ``pi / 2`` is exact."""
@@ -56,7 +56,5 @@ def wave(name: str, value: Any) -> Any:
     turned = tirx.reinterpret(wide_type("int32", lanes), chosen) ^ sign
     result = names.bind("result", tirx.reinterpret(wide_type("float32", lanes), turned))
     size = names.bind("size", tirx.abs(value))
-    beyond = size > constant_like(MOST_QUARTERS * math.pi / 2, value)
-    if lanes > 1:
-        beyond = tirx.call_llvm_pure_intrin("bool", "llvm.vector.reduce.or", beyond)
-    return names.around(tirx.if_then_else(beyond, getattr(tirx, name)(value), result))
+    ordinary = every_lane(size <= constant_like(MOST_QUARTERS * math.pi / 2, value))
+    return names.around(tirx.if_then_else(ordinary, result, getattr(tirx, name)(value)))

@@ -14,6 +14,8 @@ ELEMENTWISE = (
     _unary("tanh", "Tanh"),
     _unary("exp", "Exp"),
     _unary("sin", "Sin"),
+    _unary("atan", "Atan"),
+    _unary("sinh", "Sinh"),
     _unary("sigmoid", "Sigmoid"),
     _unary("elu", "Elu"),
     _unary("hard_swish", "HardSwish"),
@@ -21,6 +23,9 @@ ELEMENTWISE = (
     _unary("gelu_by_tanh", 'Gelu<approximate="tanh">', opset=20),
     Case("log", "(float[512,3072] x) => (y) { y = Log(x) }", {"x": positive}),
     Case("pow", "(float[512,1024] x) => (y) <float p = {2.5}> { y = Pow(x, p) }", {"x": positive}),
+    Case("pow_of_two_tensors", "(float[512,1024] x, float[512,1024] z) => (y) { y = Pow(x, z) }", {"x": positive}),
+    Case("pow_gamma", "(float[512,1024] x) => (y) <float p = {2.2}> { y = Pow(x, p) }", {"x": positive}),
+    Case("remainder", "(float[512,1024] x, float[512,1024] z) => (y) { y = Mod<fmod=1>(x, z) }", {"z": positive}),
     Case("clip", "(float[512,3072] x) => (y) <float a = {-1}, float b = {1}> { y = Clip(x, a, b) }", {"x": wide}),
     Case(
         "mish",

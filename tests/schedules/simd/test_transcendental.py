@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax, te, tirx
+from tvm.ir.prim import expr as prim
 
 from tests.cpu import IS_X86
 from tests.schedules.kernels import TARGETS, assembly, compile_graph
@@ -34,7 +35,16 @@ FUNCTIONS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
     "log": (np.log, 1.2e-7),
     "log1p": (np.log1p, 1.5e-7),
     "erf": (np.vectorize(math.erf, otypes=[float]), 1.5e-7),
+    "acos": (np.arccos, 2.0e-7),
+    "acosh": (np.arccosh, 2.0e-7),
+    "asin": (np.arcsin, 2.0e-7),
+    "asinh": (np.arcsinh, 2.0e-7),
+    "atan": (np.arctan, 2.0e-7),
+    "atanh": (np.arctanh, 2.0e-7),
+    "cosh": (np.cosh, 2.0e-7),
+    "sinh": (np.sinh, 2.0e-7),
 }
+NAMED_AS_IN_C = frozenset("acos acosh asin asinh atan atanh cosh sinh".split())
 
 
 def inputs() -> np.ndarray:
@@ -44,6 +54,13 @@ def inputs() -> np.ndarray:
     moderate = random.normal(0, 8, COUNT // 4).astype(np.float32)
     small = random.uniform(-1.5, 1.5, COUNT // 4 - len(SPECIAL)).astype(np.float32)
     return np.concatenate([bits, moderate, small, SPECIAL])
+
+
+def function(name: str) -> Callable[[tirx.Expr], tirx.Expr]:
+    """Give the call of a function as kernels have it."""
+    if name in NAMED_AS_IN_C:
+        return lambda value: tirx.call_pure_extern("float32", f"{name}f", value)
+    return getattr(tirx, name)
 
 
 def evaluate(value: Callable[[tirx.Expr], tirx.Expr], x: np.ndarray, target: tvm.target.Target) -> np.ndarray:
@@ -69,7 +86,7 @@ def evaluate(value: Callable[[tirx.Expr], tirx.Expr], x: np.ndarray, target: tvm
 def test_accuracy(name: str, target: str) -> None:
     reference, bound = FUNCTIONS[name]
     x = inputs()
-    result = evaluate(getattr(tirx, name), x, TARGETS[target])
+    result = evaluate(function(name), x, TARGETS[target])
     with np.errstate(all="ignore"):
         exact = reference(x.astype(np.float64))
         expected = exact.astype(np.float32)
@@ -203,6 +220,82 @@ def test_powers_with_small_constant_exponents(exponent: float, dtype: str) -> No
     np.testing.assert_allclose(result, expected, rtol=8 * np.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("exponent", [-33.0, -5.0, -2.5, -0.3, 0.1, 1 / 2.2, 2.4, 5.0, 7.0, 10.0, 101.5])
+@pytest.mark.parametrize("as_in_c", [False, True])
+def test_powers_with_other_constant_exponents(exponent: float, as_in_c: bool) -> None:
+    exponent = float(np.float32(exponent))
+    x = inputs()
+    constant = tirx.const(exponent, "float32")
+
+    def power(value: tirx.Expr) -> tirx.Expr:
+        return tirx.call_pure_extern("float32", "powf", value, constant) if as_in_c else tirx.pow(value, constant)
+
+    assert_powers(evaluate(power, x, TARGETS["native"]), x, np.full_like(x, exponent))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("lanes", [8, 1])
+@pytest.mark.parametrize("kind", ["everyday", "any"])
+def test_powers(kind: str, lanes: int, target: str) -> None:
+    random = np.random.default_rng(0)
+    if kind == "everyday":
+        x, y = random.uniform(0, 9, COUNT).astype(np.float32), random.uniform(-3, 12, COUNT).astype(np.float32)
+        x[::7] = 0.0
+    else:
+        x, y = inputs(), random.permutation(inputs())
+        x[::3], y[1::3] = np.abs(x[::3]), random.integers(-9, 9, len(y[1::3]))
+    sources = [te.placeholder(x.shape, "float32", name) for name in ("base", "exponent")]
+    result = te.compute(x.shape, lambda i: tirx.pow(sources[0][i], sources[1][i]), name="power")
+    func = te.create_prim_func([*sources, result])
+    kernel = lowered(marked(func, "power", lanes) if lanes > 1 else new_schedule(func), target)
+    assert_powers(run(kernel, [x, y], x.shape, "float32", target), x, y)
+
+
+def assert_powers(result: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
+    with np.errstate(all="ignore"):
+        exact = np.power(x.astype(np.float64), y.astype(np.float64))
+        expected = exact.astype(np.float32)
+    normal = np.isfinite(expected) & (np.abs(expected) >= np.finfo(np.float32).tiny)
+    assert relative_error(result, exact)[normal].max() <= 1.5e-7
+    special = ~np.isfinite(expected)
+    np.testing.assert_array_equal(result[special], expected[special])
+    zeros = expected == 0
+    np.testing.assert_array_equal(np.signbit(result[zeros]), np.signbit(expected[zeros]))
+    tiny = ~normal & ~special
+    assert np.abs(result[tiny] - expected[tiny]).max(initial=0.0) < 1.2e-38
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("lanes", [8, 1])
+@pytest.mark.parametrize("kind", ["everyday", "any"])
+@pytest.mark.parametrize("as_in_c", [False, True])
+def test_remainders(as_in_c: bool, kind: str, lanes: int, target: str) -> None:
+    random = np.random.default_rng(0)
+    if kind == "everyday":
+        y = random.uniform(-5, 5, COUNT).astype(np.float32)
+        x = random.normal(0, 100, COUNT).astype(np.float32)
+        wholes = random.integers(-999, 999, COUNT)[::3]
+        x[::3] = wholes * y[::3]
+        x[1::9] = np.nextafter(x[1::9], np.float32(0))
+        y[2::5] = 1.0
+    else:
+        x, y = inputs(), random.permutation(inputs())
+    sources = [te.placeholder(x.shape, "float32", name) for name in ("dividend", "divisor")]
+
+    def rest(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
+        return tirx.call_pure_extern("float32", "fmodf", a, b) if as_in_c else prim.Mod(a, b)
+
+    result = te.compute(x.shape, lambda i: rest(sources[0][i], sources[1][i]), name="rest")
+    func = te.create_prim_func([*sources, result])
+    kernel = lowered(marked(func, "rest", lanes) if lanes > 1 else new_schedule(func), target)
+    result = run(kernel, [x, y], x.shape, "float32", target)
+    with np.errstate(all="ignore"):
+        expected = np.fmod(x, y)
+    np.testing.assert_array_equal(result, expected)
+    ordinary = ~np.isnan(expected)
+    np.testing.assert_array_equal(np.signbit(result[ordinary]), np.signbit(expected[ordinary]))
+
+
 def test_half_precision_goes_through_single_precision() -> None:
     x = np.random.default_rng(0).normal(0, 3, 1024).astype(np.float16)
     result = evaluate(tirx.tanh, x, TARGETS["native"])
@@ -211,7 +304,14 @@ def test_half_precision_goes_through_single_precision() -> None:
 
 def test_what_is_not_rewritten() -> None:
     single, double = (tvm.ir.Var("x", tvm.ir.PrimType(dtype)) for dtype in ("float32", "float64"))
-    for call in (tirx.sqrt(single), tirx.exp(double), tirx.pow(single, single), tirx.pow(single, tirx.const(2.5))):
+    for call in (
+        tirx.sqrt(single),
+        tirx.exp(double),
+        tirx.pow(double, double),
+        tirx.pow(single, tirx.const(0.0, "float32")),
+        tirx.call_pure_extern("float64", "atan", double),
+        tirx.call_pure_extern("float32", "fmaf", single, single, single),
+    ):
         assert not expands(call)
         assert expand(call).same_as(call)
 
