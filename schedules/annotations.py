@@ -30,3 +30,6 @@ OPERAND_ATTRIBUTE = "tvm_ext.operand"
 
 RECURRENT_ATTRIBUTE = "tvm_ext.recurrent_product"
 """Annotation of a loop over the state of a recurrent layer: around sequences, gates (if several) and a vector."""
+
+ABSENT_TAPS_ATTRIBUTE = "tvm_ext.absent_taps"
+"""Annotation of a transposed convolution: for each axis, the places of windows that hold no tap: phase, place, ..."""

@@ -10,7 +10,7 @@ import numpy as np
 from tvm import te, tirx
 from tvm.ir import Expr
 
-from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
+from tvm_ext.schedules.annotations import ABSENT_TAPS_ATTRIBUTE, KERNEL_ATTRIBUTE
 from tvm_ext.schedules.compute.convolution import padded_source
 from tvm_ext.schedules.compute.layout import full, in_channels
 
@@ -23,6 +23,7 @@ def transposed_convolution(
     computed_width: int = 0,
     out_channels: int = 0,
     leads: Sequence[int] = (0, 0),
+    absent: Sequence[Sequence[int]] = ((), ()),
 ) -> te.Tensor:
     """Transpose-convolve a blocked tensor: all phases of the stride, then spread over space.
 
@@ -42,6 +43,8 @@ def transposed_convolution(
         ``CO`` where it does not fill the blocks of the weights; 0: all.
     leads : sequence of two int
         Along each axis: the last so many phases have windows that begin one element later.
+    absent : sequence of two sequences of int
+        Along each axis the places of windows that hold no tap: a phase, a place, the next phase, and so on.
 
     Returns
     -------
@@ -69,7 +72,7 @@ def transposed_convolution(
             [ic, kh, kw, ii],
         ),
         name="conv",
-        attrs={KERNEL_ATTRIBUTE: "conv_transpose"},
+        attrs={KERNEL_ATTRIBUTE: "conv_transpose", ABSENT_TAPS_ATTRIBUTE: [list(places) for places in absent]},
     )
 
     def spread(*index: tirx.Var) -> Expr:
@@ -97,6 +100,17 @@ class PhaseAxis:
     taps: tuple[tuple[int, ...], ...]
     first: int
     lead: int
+
+    @property
+    def absent(self) -> list[int]:
+        """Places without a tap: a phase, a place, the next phase, and so on."""
+        return [
+            number
+            for phase, taps in enumerate(self.taps)
+            for place, tap in enumerate(taps)
+            if tap < 0
+            for number in (phase, place)
+        ]
 
     @staticmethod
     def of(extent: int, stride: int, before: int) -> PhaseAxis:

@@ -313,9 +313,10 @@ def _weights(reduction: Any, operand: str) -> tuple[list[Any], Any]:
     """Find the loops of a reduction, outermost first, and where it loads from the operand."""
     loops: list[Any] = []
     node = reduction
-    while isinstance(node, tirx.For):
-        loops.append(node)
-        node = node.body
+    while isinstance(node, tirx.For) or (isinstance(node, tirx.IfThenElse) and node.else_case is None):
+        if isinstance(node, tirx.For):
+            loops.append(node)
+        node = node.body if isinstance(node, tirx.For) else node.then_case
     loads: list[Any] = []
 
     def note(load: Any) -> None:

@@ -16,6 +16,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
+from tvm_ext.passes.absent_taps import without_absent_taps
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.simd.bounds import unproved_accesses
 from tvm_ext.schedules.simd.expansion import expand_all
@@ -77,11 +78,16 @@ def vector_code() -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.VectorCode")
     def _vector_code(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        functions = {
+            global_var: without_absent_taps(func) if isinstance(func, tirx.PrimFunc) else func
+            for global_var, func in mod.functions.items()
+        }
         kernels = {
             global_var: func
-            for global_var, func in mod.functions.items()
+            for global_var, func in functions.items()
             if isinstance(func, tirx.PrimFunc) and _concerned(func)
         }
+        mod = tvm.IRModule(functions, attrs=mod.attrs)
         if not kernels:
             return mod
         target = tvm.target.Target.current(allow_none=True)

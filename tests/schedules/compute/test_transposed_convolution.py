@@ -54,3 +54,9 @@ def test_in_the_pipeline(taps: int, stride: int, padding: int, extents: tuple[in
     operands = torch.from_numpy(x), torch.from_numpy(weight)
     expected = torch.nn.functional.conv_transpose2d(*operands, None, stride, padding, extra).numpy()
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    # Where a phase has no tap, nothing is multiplied: not even infinity by zero.
+    x[0, 3, -1, 0] = np.inf
+    (found,) = compiled.run([x]).values()
+    expected = torch.nn.functional.conv_transpose2d(*operands, None, stride, padding, extra).numpy()
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    np.testing.assert_array_equal(np.isinf(found), np.isinf(expected))

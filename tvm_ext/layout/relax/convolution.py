@@ -279,7 +279,7 @@ def transposed_convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call
         transposed_convolution, [source.var, relax.const(packed)], "conv_transpose", OUT_ELEMENTWISE,
         padding=[*before, *(end + (axis.lead > 0) for end, axis in zip(after, axes, strict=True))],
         out_shape=list(out_shape[2:]), computed_width=plan.computed, out_channels=weight.shape[1],
-        leads=[axis.lead for axis in axes],
+        leads=[axis.lead for axis in axes], absent=[axis.absent for axis in axes],
     )  # fmt: skip
     return Blocked(var, weight.shape[1], len(shape), ZERO)
 
