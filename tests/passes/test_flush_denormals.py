@@ -222,3 +222,13 @@ def test_denormals_are_found_wherever_they_are(size: int, dtype: str) -> None:
             changed[place] = value
             assert has_denormals(changed)
             assert has_denormals(changed[::-1])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16"])
+@pytest.mark.parametrize("scale", [3e-39, [3e-39, 0.5, -3e-39]])
+def test_scales_that_are_denormal(scale: float | list[float], dtype: str) -> None:
+    values = np.array([[0, 1, 0], [2, -2, 2], [-np.inf, 0, np.inf]], "float32")
+    steps, zero_point = relax.const(np.array(scale, "float32")), relax.const(np.full(np.shape(scale), 3, dtype))
+    flushed, exact = both(lambda bb, x: relax.op.quantize(x, steps, zero_point, 1, dtype), values)
+    np.testing.assert_array_equal(flushed, exact)
+    assert flushed[0, 0] == 3

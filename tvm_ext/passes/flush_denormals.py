@@ -190,11 +190,23 @@ def has_denormals(values: np.ndarray) -> bool:
 class _Constants(PyExprMutator):
     def visit_generic_const_(self, op: Any) -> Any:
         """Replace a constant that holds denormals."""
-        dtype = str(op.ty.dtype) if isinstance(op.ty, relax.TensorType) else ""
-        if dtype not in ("float32", "float64"):
-            return op
-        values = read_only(op.value)
-        if not has_denormals(values):
-            return op
-        small = np.abs(values) < np.finfo(dtype).tiny
-        return relax.const(np.where(small, np.copysign(np.zeros((), dtype), values), values), dtype)
+        return _without_denormals(op, 0.0)
+
+    def visit_call_(self, op: Any) -> Any:
+        """Leave scales above zero: a value of zero is quantised to the zero point, and TVM divides by no zero."""
+        if getattr(op.op, "name", "") == "relax.quantize" and isinstance(op.args[1], tvm.ir.GenericConst):
+            scale = _without_denormals(op.args[1], np.finfo("float32").tiny)
+            op = relax.Call(op.op, [op.args[0], scale, op.args[2]], op.attrs)
+        return super().visit_call_(op)
+
+
+def _without_denormals(constant: Any, least: float) -> Any:
+    """Put ``least``, with their sign, for the denormals of a constant."""
+    dtype = str(constant.ty.dtype) if isinstance(constant.ty, relax.TensorType) else ""
+    if dtype not in ("float32", "float64"):
+        return constant
+    values = read_only(constant.value)
+    if not has_denormals(values):
+        return constant
+    small = np.abs(values) < np.finfo(dtype).tiny
+    return relax.const(np.where(small, np.copysign(np.array(least, dtype), values), values), dtype)
