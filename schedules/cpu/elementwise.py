@@ -25,6 +25,7 @@ from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 from tvm_ext.schedules.simd.pieces import reads_in_pieces
 from tvm_ext.schedules.simd.quotients import repeats_elements
+from tvm_ext.schedules.simd.repeats import repeated_rows
 
 SHORTEST_ROW = 4
 """Vectors in a row from which on rows of their own, the last vector of each in part, cost less than divisions."""
@@ -61,7 +62,11 @@ def vectorize_and_divide(schedule: Schedule, block: SBlockRV, machine: Machine) 
     seconds = block_seconds(schedule, block, machine)
     outer, inner = loops[:-flat], loops[-flat:]
     vector = schedule.fuse(*inner) if len(inner) > 1 else inner[0]
-    if flat == 1 and len(outer) > 1 and _computes_addresses(axes) and not _reads_in_order(schedule, block):
+    period = repeated_rows(schedule.get(block), lanes) if flat == 1 else 0
+    if period:
+        copies, vector = schedule.split(vector, [None, period])
+        outer.append(copies)
+    elif flat == 1 and len(outer) > 1 and _computes_addresses(axes) and not _reads_in_order(schedule, block):
         lanes = _lanes_alike(schedule, block, vector, lanes)
         columns, vector = _split_evenly(schedule, vector, lanes)
         inside = outer.pop(_axis_of_same_places(schedule, block))

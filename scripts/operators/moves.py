@@ -23,6 +23,7 @@ def _resize(name: str, channels: int, size: int, scale: float, attributes: str) 
 
 MOVES = (
     Case("to_channels_last", "(float[1,256,56,56] x) => (y) { y = Transpose<perm=[0,2,3,1]>(x) }"),
+    Case("four_channels_last", "(float[1,4,224,224] x) => (y) { y = Transpose<perm=[0,2,3,1]>(x) }"),
     Case("to_heads", "(float[8,197,12,64] x) => (y) { y = Transpose<perm=[0,2,1,3]>(x) }"),
     Case("reverse_axes", "(float[16,31,33,65] x) => (y) { y = Transpose<perm=[3,2,1,0]>(x) }"),
     Case("concat_last", "(float[512,3,31] x, float[512,3,7] z) => (y) { y = Concat<axis=-1>(x, z, x) }"),
@@ -45,6 +46,8 @@ MOVES = (
     Case("depth_to_space", "(float[1,48,128,128] x) => (y) { y = DepthToSpace<blocksize=4>(x) }"),
     Case("expand", "(float[1,8,1,64] x) => (y) <int64[4] s = {4, 8, 128, 64}> { y = Expand(x, s) }"),
     Case("tile", "(float[64,100] x) => (y) <int64[2] r = {8, 3}> { y = Tile(x, r) }"),
+    Case("tile_three_axes", "(float[8,31,33] x) => (y) <int64[3] r = {3, 4, 5}> { y = Tile(x, r) }"),
+    Case("tile_channels", "(float[1,3,64,64] x) => (y) <int64[4] r = {2, 4, 3, 2}> { y = Tile(x, r) }"),
     Case("lower_triangle", "(float[8,256,256] x) => (y) { y = Trilu<upper=0>(x) }"),
     Case(
         "pad_zeros",
@@ -74,6 +77,18 @@ INDEXED = (
         "scatter_nd_add",
         """(float[1000,256] x, int64[300,1] i, float[300,256] u) => (y) { y = ScatterND<reduction="add">(x, i, u) }""",
         {"i": below(1000)},
+    ),
+    Case(
+        "scatter_nd_add_many",
+        """(float[1000,64] x, int64[20000,1] i, float[20000,64] u) => (y) {
+            y = ScatterND<reduction="add">(x, i, u)
+        }""",
+        {"i": below(1000)},
+    ),
+    Case(
+        "scatter_nd_add_elements",
+        """(float[300,400] x, int64[20000,2] i, float[20000] u) => (y) { y = ScatterND<reduction="add">(x, i, u) }""",
+        {"i": below(300)},
     ),
     Case(
         "scatter_elements_add",
