@@ -219,16 +219,19 @@ def _across_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, mac
     position = next((number for number, loop in enumerate(rows) if _is_loop(schedule, last, loop, column)), None)
     if position is None:
         raise NotRows
-    strip = rows.pop(position)
+    one_pass = _is_one_pass(schedule, blocks)
+    joined = rows[position - _planes_joined(schedule, blocks, rows, position, machine) : position] if one_pass else []
+    strip = rows[position]
+    rows = [row for row in rows if row not in (*joined, strip)]
     lanes = vector_lanes(schedule, last, machine)
     width = int(schedule.get(strip).extent)
     count = prod(int(schedule.get(row).extent) for row in rows)
-    choose = _one_pass_strip if _is_one_pass(schedule, blocks) else _strip_width
-    strip_width = choose(width, count, lanes, machine)
+    choose = _one_pass_strip if one_pass else _strip_width
+    strip_width = width if joined else choose(width, count, lanes, machine)
     if strip_width < width:
         outer, strip = schedule.split(strip, [None, strip_width])
         rows.append(outer)
-    schedule.reorder(*rows, *inside, strip)
+    schedule.reorder(*rows, *inside, *joined, strip)
     if not rows:
         rows = [schedule.add_unit_loop(schedule.get_loops(last)[0])]
     row = schedule.fuse(*rows)
@@ -238,7 +241,36 @@ def _across_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, mac
     mark_simd(schedule, strip, lanes)
     stream_large_result(schedule, last, strip, machine)
     for block in blocks[:-1]:
-        _vectorize_across(schedule, block, machine)
+        _vectorize_across(schedule, block, machine, len(joined))
+
+
+def _planes_joined(
+    schedule: Schedule, blocks: list[SBlockRV], rows: list[LoopRV], position: int, machine: Machine
+) -> int:
+    """Count the axes in front of that of neighbouring rows that are read on from it, as those of an image are.
+
+    A sum over channels reads whole images one after the other then, and not a few cache lines of each.
+    """
+    reduction = axes_of(schedule, next(block for block in blocks if not is_spatial(schedule, block)))
+    extents = [int(schedule.get(row).extent) for row in rows]
+    axes = [
+        number
+        for number, (extent, reduces) in enumerate(zip(reduction.extents, reduction.reduces, strict=True))
+        if not reduces and extent != 1
+    ]
+    around = [extent for extent in extents[: position + 1] if extent != 1]
+    if [reduction.extents[axis] for axis in axes] != around or 1 in extents[:position]:
+        return 0
+    joined, size = 0, extents[position]
+    while joined < position:
+        size *= extents[position - joined - 1]
+        others = prod(extents) // size
+        if not reduction.flat(axes[-2 - joined], axes[-1 - joined]) or others < machine.cores:
+            break
+        if size > machine.l1 // 4 // WIDEST:
+            break
+        joined += 1
+    return joined
 
 
 def _is_one_pass(schedule: Schedule, blocks: list[SBlockRV]) -> bool:
@@ -283,14 +315,16 @@ def _strip_width(width: int, rows: int, lanes: int, machine: Machine) -> int:
     return vectors
 
 
-def _vectorize_across(schedule: Schedule, block: SBlockRV, machine: Machine) -> None:
-    """Move the axis of neighbouring elements innermost, inside the reduction, and mark it."""
+def _vectorize_across(schedule: Schedule, block: SBlockRV, machine: Machine, joined: int) -> None:
+    """Move the axis of neighbouring elements innermost, inside the reduction, and mark it; so many before it too."""
     axes = axes_of(schedule, block)
     loops = list(schedule.get_loops(block))[-len(axes.extents) :]
     column = loops[_contiguous_axis(axes)]
     reduced = [loop for loop, reduces in zip(loops, axes.reduces, strict=True) if reduces]
     lanes = vector_lanes(schedule, block, machine)
-    schedule.reorder(*(loop for loop in loops if loop not in (*reduced, column)), *reduced, column)
+    rest = [loop for loop in loops if loop not in (*reduced, column)]
+    planes = [loop for loop in rest if int(schedule.get(loop).extent) != 1] if joined else []
+    schedule.reorder(*(loop for loop in rest if loop not in planes), *reduced, *planes, column)
     mark_simd(schedule, column, lanes)
     if reduced:
         initial = schedule.decompose_reduction(block, reduced[0])

@@ -298,6 +298,24 @@ def test_strips_of_what_is_read_once(rows: int, width: int, strip: int) -> None:
     np.testing.assert_allclose(mean(x), x.astype(np.float64).mean(1), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize(("shape", "inside"), [
+    ((8, 37, 32, 32), True), ((3, 5, 7, 33), True), ((4, 3, 2, 3, 17), True), ((2, 9, 1, 31), False),
+    ((1, 9, 16, 16), False), ((2, 9, 64, 64), False), ((17, 4, 3, 1), False),
+])  # fmt: skip
+def test_sums_over_channels_read_whole_images(shape: tuple[int, ...], inside: bool, keeps: bool) -> None:
+    """Unless an image is too large to keep its sums at hand, or cores would have none."""
+    x = values(*shape)
+    for name in ("sum", "max", "mean"):
+        compiled = compile_graph(lambda _, v, name=name: getattr(op, name)(v, [1], keeps), [x], RULES, TARGETS["avx2"])
+        assert taken(compiled)
+        (kernel,) = compiled.kernels.values()
+        loops = ", ".join(f"T.int64({extent})" for extent in shape[1:-1])
+        assert (f"T.grid({loops})" in kernel.script()) == inside
+        exact = getattr(np, name)(x.astype(np.float64), axis=1, keepdims=keeps)
+        np.testing.assert_allclose(compiled(x), exact, rtol=1e-4, atol=1e-5)
+
+
 def test_a_dear_value_is_not_computed_for_each_of_many_uses() -> None:
     """Each step uses the one before three times, and would have three times its logarithms."""
     x = values(4, 33)
