@@ -182,10 +182,11 @@ def _apply_tile(
     part, group, vector = divide(schedule, out.out_chunk, [tile.channel_parts, None, tile.vectors], 4)
     band, row = divide(schedule, out.row, [None, tile.rows])
     piece, strip, column = divide(schedule, out.column, [tile.column_parts, None, tile.columns], 28)
-    batch, *phases = out.planes if transposed else (schedule.fuse(*out.planes),)
     # Phases differ in what they have to do, so each thread takes some of all.
-    schedule.reorder(batch, part, band, piece, *phases, group, row, strip, vector, column, out.lane)
-    task = schedule.fuse(batch, part, band, piece, *phases)
+    planes, phases = (out.planes[:1], out.planes[1:]) if transposed else (out.planes, [])
+    outer = [*planes, part, band, piece, *phases]
+    schedule.reorder(*outer, group, row, strip, vector, column, out.lane)
+    task = schedule.fuse(*outer)
     if tile.parallel:
         schedule.parallel(task)
     passes = tile.rows * int(schedule.get(strip).extent)
