@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from math import prod
+from operator import mul
 from typing import Any
 
 from tvm import te, tirx
@@ -12,6 +16,7 @@ from tvm_ext.schedules.annotations import KERNEL_ATTRIBUTE
 from tvm_ext.schedules.compute.convolution import crop
 from tvm_ext.schedules.compute.layout import extents
 from tvm_ext.schedules.compute.open_convolution import GEOMETRY_ATTRIBUTE, OPEN_TOTAL
+from tvm_ext.schedules.simd.vector import element_type
 
 
 def pool(
@@ -51,9 +56,9 @@ def pool(
     """
     batch, chunks, *spatial, block = (int(extent) for extent in data.shape)
     rank = len(spatial)
-    before, after = padding[:rank], padding[rank:]
+    before = padding[:rank]
     computed = [*out_shape[:-1], max(out_shape[-1], computed_width)]
-    neutral = _least(str(data.dtype)) if kind == "max" else tirx.const(0, data.dtype)
+    neutral = least(str(data.dtype)) if kind == "max" else tirx.const(0, data.dtype)
     lasts = [
         (count - 1) * stride + (taps - 1) * step - first
         for count, stride, taps, step, first in zip(computed, strides, kernel, dilation, before, strict=True)
@@ -75,28 +80,60 @@ def pool(
     if kind == "max":
         return crop(pooled, out_shape[-1])
 
-    def counted(output: tirx.Var, axis: int) -> Expr | int:
-        """Count the taps along one axis that fall on counted input."""
-        low, high = (-before[axis], spatial[axis] + after[axis]) if count_include_pad else (0, spatial[axis])
-        if low <= -before[axis] and lasts[axis] < high:
-            return kernel[axis]
-        start, step = output * strides[axis] - before[axis], dilation[axis]
-        first = tirx.max(0, (low - start + step - 1) // step)
-        return tirx.max(tirx.min(kernel[axis], (high - start + step - 1) // step) - first, 1)
+    mean = Mean(kernel, strides, padding, dilation, spatial, lasts, count_include_pad)
 
     def average(n: tirx.Var, c: tirx.Var, *rest: tirx.Var) -> Expr:
-        total, constant, computed_count = pooled[n, c, *rest], 1, None
-        for axis, output in enumerate(rest[:-1]):
-            count = counted(output, axis)
-            if isinstance(count, int):
-                constant *= count
-            else:
-                computed_count = count if computed_count is None else computed_count * count
-        if computed_count is None:
-            return total * tirx.const(1.0 / constant, data.dtype)
-        return total / (computed_count * constant).astype(data.dtype)
+        return mean.of(pooled(n, c, *rest), rest[:-1])
 
     return te.compute((batch, chunks, *out_shape, block), average, name="average")
+
+
+@dataclass(frozen=True)
+class Mean:
+    """How the total of a window becomes its average.
+
+    Attributes
+    ----------
+    kernel, strides, padding, dilation, count_include_pad
+        As those of :func:`pool`.
+    spatial : sequence of int
+        Extents of the input.
+    lasts : sequence of int
+        Where the last tap of the last window lies along each axis.
+    """
+
+    kernel: Sequence[int]
+    strides: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    spatial: Sequence[int]
+    lasts: Sequence[int]
+    count_include_pad: bool
+
+    def of(self, total: Expr, places: Sequence[tirx.Var]) -> Expr:
+        """Divide the total of the window at ``places`` by the elements that count."""
+        count, dtype = self.counted(places), element_type(total)
+        if isinstance(count, int):
+            return total * tirx.const(1.0 / count, dtype)
+        return total / count.astype(dtype)
+
+    def counted(self, places: Sequence[tirx.Var]) -> Expr | int:
+        """Count the taps of the window at ``places`` that fall on counted input, along as many axes as are given."""
+        counts = [self.count(place, axis) for axis, place in enumerate(places)]
+        constant = prod(count for count in counts if isinstance(count, int))
+        computed = [count for count in counts if not isinstance(count, int)]
+        return reduce(mul, computed) * constant if computed else constant
+
+    def count(self, place: tirx.Var, axis: int) -> Expr | int:
+        """Count the taps along one axis that fall on counted input."""
+        first, after = self.padding[axis], self.padding[len(self.kernel) + axis]
+        low, high = (-first, self.spatial[axis] + after) if self.count_include_pad else (0, self.spatial[axis])
+        taps, step = self.kernel[axis], self.dilation[axis]
+        if low <= -first and self.lasts[axis] < high:
+            return taps
+        start = place * self.strides[axis] - first
+        begin = tirx.max(0, (low - start + step - 1) // step)
+        return tirx.max(tirx.min(taps, (high - start + step - 1) // step) - begin, 1)
 
 
 def global_average(data: te.Tensor) -> te.Tensor:
@@ -122,6 +159,6 @@ def global_average(data: te.Tensor) -> te.Tensor:
     return te.compute(total.shape, average, name="average")
 
 
-def _least(dtype: str) -> Expr:
+def least(dtype: str) -> Expr:
     """Give what no value of a type is less than."""
     return -tirx.infinity(dtype) if dtype.startswith("float") else tirx.min_value(dtype)

@@ -17,6 +17,7 @@ from tvm_ext.schedules.cpu.open_integer import OpenInteger
 from tvm_ext.schedules.cpu.open_product import OpenProduct
 from tvm_ext.schedules.cpu.open_window import OpenWindow
 from tvm_ext.schedules.cpu.open_winograd import OpenWinograd
+from tvm_ext.schedules.cpu.plane_pool import PlanePool
 from tvm_ext.schedules.cpu.plane_window import PlaneWindow
 from tvm_ext.schedules.cpu.pooled_convolution import PooledConvolution
 from tvm_ext.schedules.cpu.recurrence import RecurrentProduct
@@ -49,6 +50,7 @@ RULES = (
     Strassen(),
     Matmul(),
     PlaneWindow(),
+    PlanePool(),
     SlidingWindow(),
     GlobalAverage(),
     LocalResponse(),

@@ -111,6 +111,15 @@ POOLING = (
             y = AveragePool<kernel_shape=[3,3,3], strides=[2,2,2], pads=[1,1,1,1,1,1]>(x)
         }""",
     ),
+    Case(
+        "max_3_channels",
+        "(float[1,3,224,224] x) => (y) { y = MaxPool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(x) }",
+    ),
+    Case(
+        "average_3_channels", "(float[1,3,224,224] x) => (y) { y = AveragePool<kernel_shape=[3,3], pads=[1,1,1,1]>(x) }"
+    ),
+    Case("max_apart", "(float[1,64,112,112] x) => (y) { y = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x) }"),
+    Case("average_apart", "(float[1,64,112,112] x) => (y) { y = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x) }"),
     Case("global_average", "(float[1,512,14,14] x) => (y) { y = GlobalAveragePool(x) }"),
     Case("lrn", "(float[1,96,55,55] x) => (y) { y = LRN<size=5>(x) }"),
 )

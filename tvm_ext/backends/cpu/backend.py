@@ -60,6 +60,7 @@ from tvm_ext.passes.open_phases import open_phases
 from tvm_ext.passes.open_reshapes import RESHAPE_LEGALIZATIONS
 from tvm_ext.passes.order_of_nan import order_of_nan
 from tvm_ext.passes.padded_taps import padded_taps
+from tvm_ext.passes.plane_pooling import POOLING_LEGALIZATIONS
 from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
 from tvm_ext.passes.restrict_kernels import restrict_kernels, restrict_lone_buffers
 from tvm_ext.passes.running_sums import running_sums
@@ -247,7 +248,8 @@ CPU = Backend(
     | SAMPLING_LEGALIZATIONS
     | RESIZE_LEGALIZATIONS
     | INDEXING_LEGALIZATIONS
-    | RESHAPE_LEGALIZATIONS,
+    | RESHAPE_LEGALIZATIONS
+    | POOLING_LEGALIZATIONS,
     kernel_passes=lambda: (write_open_copies(RULES), vector_code(), tile_state(), fixed_vectors()),
     refuses=tile_refusal,
     machine=machine_of,
