@@ -279,3 +279,23 @@ def relax_power(rows: int | str, exponent: float, dtype: str) -> tvm.IRModule:
             result = builder.emit_output(op.power(x, relax.const(exponent, dtype)))
         builder.emit_func_output(result)
     return builder.get()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint64"])
+def test_unsigned_sums_that_share_a_term(dtype: str) -> None:
+    values = np.array([0, 1, 7, np.iinfo(dtype).max] * 9, dtype)
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([values.size], dtype))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            more = builder.emit(op.add(x, relax.const(1, dtype)))
+            results = [
+                op.greater(more, x), op.less(more, x), op.less_equal(x, more), op.greater_equal(x, more),
+                op.subtract(x, more),
+            ]  # fmt: skip
+            outputs = [builder.emit_output(builder.emit(result)) for result in results]
+        builder.emit_func_output(relax.Tuple(outputs))
+    more = values + values.dtype.type(1)  # wraps around
+    expected = [more > values, more < values, values <= more, values >= more, values - more]
+    for found, wanted in zip(tvm_ext.compile(builder.get()).run([values]).values(), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)

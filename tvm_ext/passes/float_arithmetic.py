@@ -14,6 +14,8 @@ before: ``not x < y``        simplified to ``y <= x``, which is false, too, if e
 after:  ``y <= x or isnan(x) or isnan(y)``
 before: ``x < y or y <= x``        simplified to true, also if either is NaN
 after:  ``not isnan(x) and not isnan(y)``
+before: ``x < x + 1``, ``x - (x + 1)`` of unsigned integers        TVM's simplifier fails at the difference, ``0 - 1``
+after:  ``~(x + 1) < ~x``, ``x + ~(x + 1) + 1``        LLVM makes a comparison or subtraction of them again
 before: ``max(x, 0)``        compiled as ``x > 0 ? x : 0``, which turns NaN into 0
 after:  ``max(0, x)``        compiled as ``0 > x ? 0 : x``, the same instruction, and NaN stays
 before: ``max(x, y)``
@@ -65,6 +67,7 @@ def protect_cancellations() -> tvm.transform.Pass:
             (prim.Not, _negation),
             (prim.Or, _alternatives),
             ((prim.EQ, prim.NE), _comparison),
+            ((prim.LT, prim.LE, prim.GT, prim.GE), _order),
             (prim.Cast, _truth),
         ]
         return tvm_ffi.structural_mutate(func, rules)
@@ -93,6 +96,8 @@ def propagate_nan(*, numbers_win: bool = False) -> tvm.transform.Pass:
 
 def _difference(expression: Any, mutator: Any) -> Any:
     expression = mutator.default_mutate(expression)
+    if _may_cancel(expression):
+        return expression.a + tirx.bitwise_not(expression.b) + constant_like(1, expression)
     if not is_float(expression):
         return expression
     whole, part = expression.a, expression.b
@@ -103,6 +108,22 @@ def _difference(expression: Any, mutator: Any) -> Any:
     if not any(tvm_ffi.structural_equal(term, part) for term in terms):
         return expression
     return prim.Add(whole, prim.Mul(part, constant_like(-1.0, part)))
+
+
+def _order(expression: Any, mutator: Any) -> Any:
+    expression = mutator.default_mutate(expression)
+    if not _may_cancel(expression):
+        return expression
+    return type(expression)(tirx.bitwise_not(expression.b), tirx.bitwise_not(expression.a))
+
+
+def _may_cancel(expression: Any) -> bool:
+    """Whether an unsigned difference, or that of what is compared, is one of sums of which terms may be the same."""
+    operands = (expression.a, expression.b)
+    is_unsigned = element_type(operands[0]).startswith("uint")
+    if not is_unsigned or any(isinstance(operand, prim.IntImm | prim.Broadcast) for operand in operands):
+        return False
+    return any(isinstance(operand, prim.Add | prim.Sub | prim.Mul) for operand in operands)
 
 
 def _quotient(expression: Any, mutator: Any) -> Any:
