@@ -35,7 +35,7 @@ def test_every_call_knows_its_nodes(commands: Commands, tmp_path: Path) -> None:
     operators = [[word.split()[0] for word in row["nodes"]] for row in rows]
     assert operators == [
         ["QuantizeLinear"], ["Conv", "Relu"], ["Conv"], ["Add", "Relu"], ["Conv"], ["MaxPool"], ["Conv"],
-        ["GlobalAveragePool"], ["MatMul"], ["MatMul"],
+        ["GlobalAveragePool"], ["MatMul"], ["DequantizeLinear"],
     ]  # fmt: skip
     names = {f"{node.op_type} node {node.name!r}" for node in model.graph.node}
     assert all(word in names for layer in layers for word in layer.nodes)

@@ -143,10 +143,10 @@ def test_a_kernel_is_tuned_with_what_is_known_of_others(measurer: Measurer, tmp_
     def convolution_of(channels: int) -> tvm.IRModule:
         weights = np.random.default_rng(0).standard_normal((channels, channels, 3, 3)).astype("float32")
         constant = relax.const(weights, "float32")
-        shape = (1, channels, 28, 28)
+        shape = (1, channels, 57, 57)  # rows and columns are told apart
         return graph(lambda bb, x: relax.op.nn.conv2d(x, constant, strides=2), [(shape, "float32")])
 
-    few = 4 * machine_of(native_target()).lanes("float32")  # as many vectors on every machine
+    few = 8 * machine_of(native_target()).lanes("float32")  # as many vectors on every machine
     run = {"batch": 8, "measurer": measurer}
     tune(convolution_of(few), native_target(), tmp_path, 24, recipe("evolution_shared"), **run)
     database = open_database(tmp_path)

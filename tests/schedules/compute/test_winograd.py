@@ -193,8 +193,8 @@ def test_strips_give_what_the_image_at_once_gives(
 ) -> None:
     if residual:
         outs, padding = ins, [1, 1, 1, 1]
-    if min(height + padding[0] + padding[2], width + padding[1] + padding[3]) < 3:
-        return
+    if min(height + min(padding[::2]), width + min(padding[1::2])) < 3:
+        return  # a tap that meets nothing but padding is left out, and the filter is none of 3 x 3 then
     mod, weight = _convolution(1, ins, outs, (height, width), padding, residual)
     data = np.random.default_rng(1).standard_normal((1, ins, height, width)).astype("float32")
     with pytest.MonkeyPatch.context() as patch:
