@@ -210,7 +210,11 @@ ROWS: tuple[tuple[frozenset[str], Machine], ...] = (
     (frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}), Machine("avx512", 512, 32, l2=1 << 20)),
     (frozenset({"avx2", "fma", "avxvnni"}), Machine("avx2", 256, 16, "vnni")),
     # Two loads and two multiply-adds of 256 bits a cycle, as Haswell to Skylake and Zen 2 to Zen 4 have them.
-    (frozenset({"avx2", "fma"}), Machine("avx2", 256, 16, free_loads=4)),
+    # Bytes from caches and memory are those of Zen 3, and near to those of the others.
+    (
+        frozenset({"avx2", "fma"}),
+        Machine("avx2", 256, 16, free_loads=4, l3=16 << 20, l2_bandwidth=98e9, memory_bandwidth=30e9),
+    ),
     (frozenset({"sse4.1"}), Machine("sse4", 128, 16, fuses=False)),
     # Of 32 registers LLVM needs two to read the inputs of one multiply-add during another.
     (frozenset({"neon", "dotprod", "i8mm"}), Machine("neon", 128, 30, "sudot", pairs_loads=True, l1=64 << 10)),
