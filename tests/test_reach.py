@@ -22,6 +22,9 @@ QUOTE = re.compile(
     r"`(?P<key>[\w-]+)`\)"
 )
 
+# In a remark, a figure stands right in front of where it comes from, with a unit or a word between at most.
+QUOTE_IN_PROSE = re.compile(QUOTE.pattern.replace("[^(]*", r"[^(\d]{0,12}", 1))
+
 
 def test_rows_are_complete() -> None:
     assert len(ROWS) >= 40
@@ -35,7 +38,7 @@ def test_rows_are_complete() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=[row[0][:50] for row in ROWS])
 def test_quoted_figures(row: list[str]) -> None:
-    for quote in QUOTE.finditer(row[1]):
+    for quote in (*QUOTE.finditer(row[1]), *QUOTE_IN_PROSE.finditer(row[4])):
         document = json.loads((DOCS / "results" / f"{quote['file']}.json").read_text())
         summary = document["summary"] if quote["kind"] is None else _of_kind(document["sections"], quote["kind"])
         value = summary[quote["key"]] * (100 if quote["percent"] else 1)
