@@ -70,9 +70,10 @@ def expand(call: Any, isa: str = "") -> Any:
     if not expands(call):
         return call
     name, arguments = _function(call)
+    function: Callable[..., Any]
     if name == "pow":
         exponent = _constant(arguments[1])
-        if exponent in EXPONENTS_OF_ROOTS:
+        if exponent is not None and exponent in EXPONENTS_OF_ROOTS:
             return power_by_roots(arguments[0], exponent)
         if exponent is not None:
             arguments, function = arguments[:1], partial(power_of_constant, exponent=exponent)

@@ -195,7 +195,7 @@ class _Constants(PyExprMutator):
     def visit_call_(self, op: Any) -> Any:
         """Leave scales above zero: a value of zero is quantised to the zero point, and TVM divides by no zero."""
         if getattr(op.op, "name", "") == "relax.quantize" and isinstance(op.args[1], tvm.ir.GenericConst):
-            scale = _without_denormals(op.args[1], np.finfo("float32").tiny)
+            scale = _without_denormals(op.args[1], float(np.finfo("float32").tiny))
             op = relax.Call(op.op, [op.args[0], scale, op.args[2]], op.attrs)
         return super().visit_call_(op)
 
