@@ -21,7 +21,7 @@ from tvm_ext.relax_utils import substitute
 from tvm_ext.schedules.simd.imported import seen_through
 from tvm_ext.schedules.simd.linear import KnownInequalities
 from tvm_ext.schedules.simd.stream import PREFIX
-from tvm_ext.schedules.simd.vector import lanes_of
+from tvm_ext.schedules.simd.vector import is_false, lanes_of
 
 _LEAVES = (tvm.ir.Var, prim.IntImm, prim.FloatImm)
 
@@ -377,7 +377,7 @@ def _without_masked_loads(mask: Any) -> Any:
     """
     if not _holds_masked_load(mask):
         return mask
-    if isinstance(mask, prim.Select) and _is_false(mask.false_value):
+    if isinstance(mask, prim.Select) and is_false(mask.false_value):
         parts = [_without_masked_loads(part) for part in (mask.condition, mask.true_value)]
         if None not in parts:
             return prim.Select(*parts, mask.false_value)
@@ -386,11 +386,6 @@ def _without_masked_loads(mask: Any) -> Any:
     if name == "reinterpret" and str(mask.ty.dtype) == str(mask.args[0].ty.dtype):
         return _without_masked_loads(mask.args[0])
     return None
-
-
-def _is_false(mask: Any) -> bool:
-    value = mask.value if isinstance(mask, prim.Broadcast) else mask
-    return isinstance(value, prim.IntImm) and str(value.ty.dtype) == "bool" and not value.value
 
 
 def _if_masked_load(call: Any) -> Any:

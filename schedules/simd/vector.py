@@ -51,6 +51,12 @@ def choose(mask: Any, chosen: Any, other: Any) -> Any:
     return prim.Select(tvm.ir.Call(operator, [mask], ret_ty=mask.ty), chosen, other)
 
 
+def is_false(mask: Any) -> bool:
+    """Whether a condition, or a mask in every lane, is the constant False."""
+    value = mask.value if isinstance(mask, prim.Broadcast) else mask
+    return isinstance(value, prim.IntImm) and str(value.ty.dtype) == "bool" and not value.value
+
+
 def every_lane(mask: Any) -> Any:
     """Whether a mask holds for all of its lanes.
 

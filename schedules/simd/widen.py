@@ -15,7 +15,7 @@ from tvm_ext.schedules.simd.lanes import Lanes, holds_load
 from tvm_ext.schedules.simd.scratch import Scratch
 from tvm_ext.schedules.simd.stream import stream
 from tvm_ext.schedules.simd.transcendental import c_function
-from tvm_ext.schedules.simd.vector import broadcast, choose, element_type, lanes_of, operation, wide_type
+from tvm_ext.schedules.simd.vector import broadcast, choose, element_type, is_false, lanes_of, operation, wide_type
 
 _BINARY = (
     prim.Add, prim.Sub, prim.Mul, prim.Div, prim.Mod, prim.FloorDiv, prim.FloorMod, prim.Min, prim.Max,
@@ -121,7 +121,7 @@ class Widener(Lanes):
         raise NotVectorizable(f"statement {kind.__name__}")
 
     def condition(self, condition: Any) -> tuple[Any, Any]:
-        """Split a condition into a scalar one and a vector one, either of which may be None; both must hold."""
+        """Split a condition into a scalar one (False: it never holds) and a vector one; either may be None."""
         scalar, vector = None, None
         for part in _conjuncts(condition):
             at_lane = self._at_lane(part)
@@ -129,7 +129,9 @@ class Widener(Lanes):
                 at_lane = self._at_lane(part, tirx.const(0, self._integer))
             if self._varies(at_lane):
                 vector = self.wide(part) if vector is None else prim.And(vector, self.wide(part))
-            elif not (isinstance(at_lane, prim.IntImm) and at_lane.value):
+            elif is_false(at_lane):
+                return at_lane, None
+            elif not isinstance(at_lane, prim.IntImm):
                 scalar = at_lane if scalar is None else prim.And(scalar, at_lane)
         return scalar, vector
 
@@ -353,6 +355,8 @@ class Widener(Lanes):
 
     def _choice(self, condition: Any, then: Any, otherwise: Any) -> Any:
         scalar, vector = self.condition(condition)
+        if is_false(scalar):  # beyond the end of a padded tensor, where nothing may be loaded
+            return self.value(otherwise)
         if vector is not None:
             with self.under(vector):
                 chosen = self.wide(then)

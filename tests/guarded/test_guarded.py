@@ -66,6 +66,12 @@ def test_extremes_of_rows_that_vectors_do_not_divide() -> None:
     _run(("softmax", "two_results"), range(20, 23))
 
 
+@pytest.mark.skipif(not LEVELS, reason="this machine is no x86 of the levels that are compiled for")
+def test_tiles_beyond_the_end_of_a_padded_matrix() -> None:
+    """Of 63 columns, padded to 65, the tile from the 64th on loads nothing."""
+    _run(("matmul_of_integers",), range(101, 102))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not LEVELS, reason="this machine is no x86 of the levels that are compiled for")
 @pytest.mark.parametrize("family", FAMILIES)
