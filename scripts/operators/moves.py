@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.operators.case import Case, below, distinct, wide
+from scripts.operators.case import Case, below, between, distinct, wide
 
 
 def _gather_elements(axis: int) -> Case:
@@ -42,6 +42,11 @@ MOVES = (
         <int64[2] s = {0, 0}, int64[2] e = {128, 128}, int64[2] a = {2, 3}, int64[2] t = {2, 2}> {
             y = Slice(x, s, e, a, t)
         }""",
+    ),
+    Case(
+        "reverse_sequence",
+        "(float[64,32,256] x, int64[32] n) => (y) { y = ReverseSequence(x, n) }",
+        {"n": between(1, 65)},
     ),
     Case("depth_to_space", "(float[1,48,128,128] x) => (y) { y = DepthToSpace<blocksize=4>(x) }"),
     Case("expand", "(float[1,8,1,64] x) => (y) <int64[4] s = {4, 8, 128, 64}> { y = Expand(x, s) }"),

@@ -49,6 +49,7 @@ from tvm_ext.passes.outline_branches import outline_branches
 from tvm_ext.passes.padded_taps import padded_taps
 from tvm_ext.passes.plain_broadcasts import plain_broadcasts
 from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
+from tvm_ext.passes.row_gathers import row_gathers
 from tvm_ext.passes.shared_kernels import legalize_once
 from tvm_ext.passes.slice_patterns import slice_patterns
 from tvm_ext.passes.traced_origins import lowered_origins, traced_grouping
@@ -92,6 +93,7 @@ def inference_form(
         relax.transform.CanonicalizeBindings(),
         *foreign_kernels(),
         plain_broadcasts(),
+        row_gathers(),
         *(first or []),
         empty_tensors(),
         zero_literals(),
