@@ -63,6 +63,7 @@ from tvm_ext.passes.padded_taps import padded_taps
 from tvm_ext.passes.plane_pooling import POOLING_LEGALIZATIONS
 from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
 from tvm_ext.passes.restrict_kernels import restrict_kernels, restrict_lone_buffers
+from tvm_ext.passes.row_scatters import row_scatters
 from tvm_ext.passes.running_sums import running_sums
 from tvm_ext.passes.scope_pragmas import drop_scope_pragmas
 from tvm_ext.passes.shared_kernels import legalize_once
@@ -130,6 +131,7 @@ def _legalize(backend: Backend, target: tvm.target.Target, options: PipelineOpti
     return [
         *foreign_kernels(),
         wide_concatenations(),
+        row_scatters(machine_of(target)),
         legalize_once(backend.legalizations),
         # TVM's reductions across the threads of a GPU know the finite identities only.
         infinite_identities(),
