@@ -120,5 +120,13 @@ IMAGES = (
         "nearest_2", 128, 40, 2, 'mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"'
     ),
     _resize("cubic_2", 16, 64, 2, 'mode="cubic"'),
+    Case(
+        "deform_conv",
+        """(float[1,32,40,40] x, float[1,18,40,40] o) => (y) <float[32,32,3,3] w> {
+            y = DeformConv<kernel_shape=[3,3], pads=[1,1,1,1]>(x, w, o)
+        }""",
+        {"o": wide},
+        opset=19,
+    ),
     Case("grid_sample", "(float[1,32,64,64] x, float[1,64,64,2] g) => (y) { y = GridSample(x, g) }", {"g": wide}),
 )

@@ -130,13 +130,16 @@ class DeformConv(Converter):
         operands = [x, offsets] + ([] if mask is None else [emit(bb, mask)])
 
         def columns_of(source: Any, moved: Any, share: Any = None) -> Any:
+            # Channels of a group lie on an axis of their own, along which places are the same.
+            members = channels // spread
+
             def pixel(image: Any, channel: Any, row: Any, column: Any) -> Any:
                 inside = tirx.all(row >= 0, row < height, column >= 0, column < width)
                 at = (tirx.max(tirx.min(row, height - 1), 0), tirx.max(tirx.min(column, width - 1), 0))
                 return tirx.if_then_else(inside, source[(image, channel, *at)], tirx.const(0, dtype))
 
-            def element(image: Any, channel: Any, step: Any, up: Any, across: Any) -> Any:
-                part = tirx.floordiv(channel, channels // spread)
+            def element(image: Any, part: Any, member: Any, step: Any, up: Any, across: Any) -> Any:
+                channel = part * members + member
                 base = part * 2 * count + 2 * step
                 place = (
                     up * strides[0] - pads[0] + tirx.floordiv(step, wide) * dilations[0],
@@ -154,7 +157,7 @@ class DeformConv(Converter):
                         value = value + by_row * by_column * corner
                 return value if share is None else value * share[image, part * count + step, up, across]
 
-            return te.compute((batch, channels, count, rows, columns), element, name="deformed_columns")
+            return te.compute((batch, spread, members, count, rows, columns), element, name="deformed_columns")
 
         unfolded = bb.emit_te(columns_of, *operands, primfunc_name_hint="deformed_columns")
         unfolded = bb.emit(relax.op.reshape(unfolded, [batch, group, depth * count, rows * columns]))
