@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tvm_ext.schedules.cpu.conv_tile import ConvShape, step_slots
+from tvm_ext.schedules.cpu.conv_tile import ConvShape, fits_registers, step_slots
 from tvm_ext.schedules.cpu.machine import Machine
 
 CROWDED = 1.25
@@ -26,7 +26,7 @@ def division_cost(shape: ConvShape, machine: Machine, factors: Sequence[Sequence
         Whether tasks are handed to the thread pool.
     """
     (parts, groups, vectors), (bands, rows), (pieces, strips, columns) = factors
-    if columns * vectors + vectors + 1 > machine.vector_registers - 1:
+    if not fits_registers(columns, vectors, machine):
         return float("inf")
     panel_bytes = shape.reduction * vectors * machine.vector_bits // 8 if shape.counts_weights else 0
     unit = strips * shape.reduction * step_slots(columns, vectors, panel_bytes, machine)

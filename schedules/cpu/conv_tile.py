@@ -95,11 +95,12 @@ def step_slots(columns: int, vectors: int, panel_bytes: int, machine: Machine) -
     panel_bytes : int
         Bytes of the weights that a tile meets; 0 if that is not known.
     """
-    slots = max(columns * vectors + machine.broadcasts(columns), 8, (columns + vectors) * 0.9)
     is_far = panel_bytes > machine.l1 // 2
+    loads = machine.excess_loads(columns + vectors, columns * vectors, vectors if is_far else 0)
+    slots = max(columns * vectors + machine.broadcasts(columns) + loads, 8, (columns + vectors) * 0.9)
     if is_far:
-        slots = max(slots, machine.slots(vectors * machine.vector_bits // 8 / machine.l2_bandwidth))
-    return slots + machine.excess_loads(columns + vectors, columns * vectors, vectors if is_far else 0) + 0.5
+        slots = max(slots, machine.slots(vectors * machine.vector_bits // 8 / machine.l2_bandwidth) + loads)
+    return slots + 0.5
 
 
 def tile_cost(width: int, tile: tuple[int, int], reduction: int, machine: Machine) -> float:
@@ -114,9 +115,8 @@ def register_tile(
 ) -> tuple[int, int]:
     """Choose the register tile (columns, vectors) of an output ``width`` columns x ``chunks`` vectors.
 
-    The accumulators, the loaded vectors and one broadcast are live at once. A width that is no multiple of ``columns``
-    is rounded up, and the columns too many are thrown away: a narrower last tile would need code of its own, whose
-    registers LLVM allocates together with the main tile's.
+    A width that is no multiple of ``columns`` is rounded up, and the columns too many are thrown away: a narrower last
+    tile would need code of its own, whose registers LLVM allocates together with the main tile's.
 
     Parameters
     ----------
@@ -125,17 +125,31 @@ def register_tile(
     exact : bool
         Only consider divisors of ``width``.
     """
-    registers = machine.vector_registers
     best, best_cost = (1, 1), float("inf")
     for vectors in (vectors for vectors in (1, 2, 3, 4) if chunks % vectors == 0):
-        for columns in range(1, min(width, registers) + 1):
-            if columns * vectors + vectors + 1 > registers - 1 or (exact and width % columns):
+        for columns in range(1, min(width, machine.vector_registers) + 1):
+            if not fits_registers(columns, vectors, machine) or (exact and width % columns):
                 continue
             cost = tile_cost(width, (columns, vectors), reduction, machine)
             cost *= 1 + 0.05 * (columns + vectors) / (columns * vectors)  # loads compete with multiply-adds
             if cost < best_cost:
                 best, best_cost = (columns, vectors), cost
     return best
+
+
+def fits_registers(columns: int, vectors: int, machine: Machine) -> bool:
+    """Whether LLVM keeps a register tile in registers: accumulators, loaded vectors and a broadcast or several.
+
+    With AVX2 a tile may take all of them, 4 x 3 does; but of a tile of one vector, LLVM adds products to elements that
+    it loaded for all lanes, so that several of these are live at once: from 10 columns on it spills. With SSE4 products
+    wait in a register to be added: 6 x 2 spills.
+    """
+    spare = 1 if machine.fuses else 2
+    if machine.isa in ("avx2", "sse4") and vectors == 1:
+        spare = 5
+    elif machine.isa == "avx2":
+        spare = 0
+    return columns * vectors + vectors + 1 + spare <= machine.vector_registers
 
 
 def computed_chunks(width: int, chunks: int, machine: Machine, reduction: int = 0) -> int:

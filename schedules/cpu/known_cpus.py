@@ -80,8 +80,8 @@ KNOWN_CPUS: Mapping[str, KnownCpu] = {
     "raptorlake": KnownCpu(48, 2 << 10, 36 << 10, 5.0e9, 2),
     "meteorlake": KnownCpu(48, 2 << 10, 24 << 10, 4.5e9, 2),
     "arrowlake": KnownCpu(48, 3 << 10, 36 << 10, 5.0e9, 2),
-    "znver2": KnownCpu(32, 512, 16 << 10, 3.2e9, 2, l2_bytes=29, memory_bandwidth=30e9, free_loads=4),  # EPYC 7002
-    "znver3": KnownCpu(32, 512, 32 << 10, 3.3e9, 2, l2_bytes=29, memory_bandwidth=30e9, free_loads=4),  # EPYC 7003
+    "znver2": KnownCpu(32, 512, 16 << 10, 3.2e9, 2, l2_bytes=29, memory_bandwidth=30e9, free_loads=5),  # EPYC 7002
+    "znver3": KnownCpu(32, 512, 32 << 10, 3.3e9, 2, l2_bytes=29, memory_bandwidth=30e9, free_loads=5),  # EPYC 7003
     "znver4": KnownCpu(32, 1 << 10, 32 << 10, 3.7e9, 1, l2_bytes=32),  # EPYC 9004: vectors of 512 bits in halves
     "znver5": KnownCpu(  # EPYC 9005
         48, 1 << 10, 32 << 10, 4.0e9, 2, l2_bytes=54, memory_bandwidth=48e9, fetches_once=True, fetches_near=True

@@ -1,4 +1,4 @@
-"""Innermost loops of integer convolutions for x86 keep their sums and what they load in registers."""
+"""Innermost loops of convolutions for x86 keep their sums and what they load in registers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tvm_ext.artifact.shared_object import host_modules
 
 LABEL, BRANCH = re.compile(r"(\.LBB\w+):"), re.compile(r"\s+j\w+\s+(\.LBB\w+)")
 MULTIPLY = re.compile(r"\s+vp(?:dpbusd|maddwd)\s")
-SPILL = re.compile(r"\s+v\w+\s+%[xyz]mm\d+, \d*\(%rsp\)")
+MULTIPLY_FLOATS = re.compile(r"\s+(?:vfmadd\w+ps|mulps)\s")
+SPILL = re.compile(r"\s+v?mov\w+\s+%[xyz]mm\d+, \d*\(%rsp\)")
 """A vector register written to the stack at a fixed place."""
 
 LAYERS = {  # channels, rows and columns, output channels, taps a row, stride
@@ -24,6 +25,15 @@ LAYERS = {  # channels, rows and columns, output channels, taps a row, stride
     "window": (64, 14, 64, 3, 1),
     "window, stride 2, odd channels": (33, 17, 65, 3, 2),
     "pointwise": (128, 14, 64, 1, 1),
+}
+
+FLOAT_LAYERS = {
+    "one block of channels": (64, 60, 8, 1, 1),
+    "one block, 11 columns": (64, 33, 8, 3, 1),
+    "three blocks": (144, 56, 24, 1, 1),
+    "five blocks": (40, 33, 40, 3, 1),
+    "eight blocks": (64, 60, 64, 3, 1),
+    "stride 2": (64, 56, 64, 3, 2),
 }
 
 
@@ -41,17 +51,18 @@ def innermost(assembly: str) -> Iterator[list[str]]:
             yield lines[begin : end + 1]
 
 
-def code(layer: tuple[int, ...], cpu: str) -> str:
+def code(layer: tuple[int, ...], cpu: str, dtype: str = "uint8") -> str:
     channels, size, out, taps, stride = layer
-    weight = np.random.default_rng(1).integers(-128, 128, (out, channels, taps, taps)).astype("int8")
+    of_weight, of_result = ("int8", "int32") if dtype == "uint8" else (dtype, dtype)
+    weight = np.random.default_rng(1).integers(-128, 128, (out, channels, taps, taps)).astype(of_weight)
     module = graph(
         lambda builder, x: builder.emit(
-            relax.op.nn.conv2d(x, relax.const(weight), stride, taps // 2, out_dtype="int32")
+            relax.op.nn.conv2d(x, relax.const(weight), stride, taps // 2, out_dtype=of_result)
         ),
-        [((1, channels, size, size), "uint8")],
+        [((1, channels, size, size), dtype)],
     )
     target = tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": 2})
-    executable = tvm.compile(module, target, relax_pipeline=relax.get_pipeline("tvm_ext"))
+    executable = tvm.compile(module, target, relax_pipeline=relax.get_pipeline("tvm_ext", winograd=False))
     return "\n".join(part.inspect_source("asm") for part in host_modules(executable.mod) if part.kind == "llvm")
 
 
@@ -60,7 +71,18 @@ CASES = [(layer, cpu) for cpu in ("znver5", "icelake-server") for layer in LAYER
 
 @pytest.mark.parametrize(("layer", "cpu"), CASES)
 def test_nothing_is_written_to_the_stack(layer: str, cpu: str) -> None:
-    loops = [loop for loop in innermost(code(LAYERS[layer], cpu)) if sum(map(bool, map(MULTIPLY.match, loop))) >= 8]
-    assert loops
-    for loop in loops:
-        assert not [line for line in loop if SPILL.match(line)]
+    assert most_spills(code(LAYERS[layer], cpu), MULTIPLY) == 0
+
+
+@pytest.mark.parametrize("cpu", ["haswell", "znver3", "x86-64-v2", "icelake-server"])
+@pytest.mark.parametrize("layer", FLOAT_LAYERS)
+def test_little_of_floats_is_written_to_the_stack(layer: str, cpu: str) -> None:
+    # LLVM writes out the taps of a row: with SSE4 it may keep some of the pixels that several of them meet.
+    limit = 0.1 if cpu == "x86-64-v2" else 0
+    assert most_spills(code(FLOAT_LAYERS[layer], cpu, "float32"), MULTIPLY_FLOATS) <= limit
+
+
+def most_spills(assembly: str, multiply: re.Pattern[str]) -> float:
+    """Vectors written to the stack for one multiplication, in the worst of the loops that hold eight or more."""
+    loops = [(loop, sum(map(bool, map(multiply.match, loop)))) for loop in innermost(assembly)]
+    return max(sum(map(bool, map(SPILL.match, loop))) / count for loop, count in loops if count >= 8)
