@@ -37,6 +37,7 @@ REDUCTIONS = (
     Case("hardmax_last", "(float[128,1000] x) => (y) { y = Hardmax(x) }"),
     Case("hardmax_channels", "(float[1,21,128,128] x) => (y) { y = Hardmax<axis=1>(x) }"),
     Case("top_5", "(float[128,1000] x) => (y, i) <int64[1] k = {5}> { y, i = TopK<axis=-1>(x, k) }"),
+    Case("top_8_short", "(float[512,64] x) => (y, i) <int64[1] k = {8}> { y, i = TopK<axis=-1>(x, k) }"),
     Case("top_100", "(float[16,8400] x) => (y, i) <int64[1] k = {100}> { y, i = TopK<axis=-1>(x, k) }"),
 )
 

@@ -41,6 +41,7 @@ from tvm_ext.passes.centred_variance import NORMALIZATION_LEGALIZATIONS
 from tvm_ext.passes.defined_integers import defined_integers
 from tvm_ext.passes.element_alignment import element_alignment
 from tvm_ext.passes.exact_reductions import infinite_identities, initialize_open_reductions
+from tvm_ext.passes.few_largest import few_largest
 from tvm_ext.passes.fixed_vectors import fixed_vectors
 from tvm_ext.passes.float_arithmetic import propagate_nan, protect_cancellations
 from tvm_ext.passes.float_legalizations import FLOAT_LEGALIZATIONS
@@ -85,7 +86,8 @@ from tvm_ext.shapes.row_windows import note_row_windows
 
 
 def _canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
-    arithmetic = [single_precision(), order_of_nan(), running_sums(machine_of(target))]
+    machine = machine_of(target)
+    arithmetic = [single_precision(), order_of_nan(), few_largest(machine), running_sums(machine)]
     return common.inference_form(
         [
             open_batch(FLOAT_LEGALIZATIONS | INDEXING_LEGALIZATIONS),
