@@ -17,8 +17,20 @@ from tvm_ext.system.cgroup import cpu_quota
 from tvm_ext.system.threads import physical_cores, threads
 
 _X86 = ("64bit", "sse2")
-BASE_FEATURES = {"x86_64": _X86, "amd64": _X86, "aarch64": ("neon",), "arm64": ("neon",), "riscv64": ("d",)}
+BASE_FEATURES = {"x86_64": _X86, "amd64": _X86, "aarch64": ("neon",), "arm64": ("neon",), "riscv64": ("64bit", "d")}
 """By architecture: what its 64-bit Linux systems are built on, without which LLVM ends the process or nothing links."""
+
+_MODES_X86 = ("16bit-mode", "32bit-mode", "soft-float")
+_ARGUMENTS_ARM = tuple(f"reserve-x{number}" for number in range(1, 8))
+_OTHER_SYSTEMS = {
+    "x86_64": _MODES_X86,
+    "amd64": _MODES_X86,
+    "aarch64": _ARGUMENTS_ARM,
+    "arm64": _ARGUMENTS_ARM,
+    "riscv64": ("32bit", "e", "zfinx"),
+}
+"""By architecture: features that encode instructions or pass arguments otherwise than its 64-bit Linux systems do, over
+most of which LLVM ends the process."""
 
 _INEXACT = ("fast-math", "fast-math-reassoc", "fast-math-nnan", "fast-math-ninf")
 """Fields that let LLVM reorder sums, which undoes how kernels round and reduce arguments (exponentials of twice their
@@ -191,7 +203,13 @@ def _check_features(target: tvm.target.Target, triple: str) -> None:
                     f"target field mattr: {feature} contradicts {' and '.join(others)}; leave out what the processor "
                     f"{'does not have' if feature.startswith('+') else 'has'}"
                 )
-    lacking = next((base for base in BASE_FEATURES.get(triple.partition("-")[0], ()) if base not in features), None)
+    architecture = triple.partition("-")[0]
+    foreign = next((name for name in _OTHER_SYSTEMS.get(architecture, ()) if name in features), None)
+    if foreign is not None:
+        raise TargetError(
+            f"target field mattr: code for {triple} cannot be made with the feature {foreign}; leave out what brings it"
+        )
+    lacking = next((base for base in BASE_FEATURES.get(architecture, ()) if base not in features), None)
     if lacking == "64bit" and lacking not in {feature.lstrip("-") for feature in asked}:
         raise TargetError(
             f"target field mcpu: {target.attrs['mcpu']} is a processor of 32 bits, and {triple} is of 64; name "
