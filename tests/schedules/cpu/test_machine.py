@@ -71,6 +71,20 @@ def test_slow_loads_choose_tiles_of_few_loads() -> None:
     assert matmul.register_tile(1024, 64, 1024, 4096, quick) == (8, 2)
 
 
+def test_columns_that_stay_in_the_cache_of_a_core_are_wide() -> None:
+    zen3 = machine_of(tvm.target.Target({"kind": "llvm", "mcpu": "znver3"}))
+    assert matmul.register_tile(128, 96, 3072, 4 * 3072, zen3) == (4, 3)
+    # A quarter of the cache less, and they come from the last one for each tile of rows.
+    assert matmul.register_tile(128, 96, 3072, 4 * 3072, replace(zen3, l2=384 << 10)) == (6, 2)
+
+
+def test_convolutions_with_avx2_choose_columns_that_divide_the_width() -> None:
+    zen3 = machine_of(tvm.target.Target({"kind": "llvm", "mcpu": "znver3"}))
+    assert [conv_tile.register_tile(width, 8, zen3, 576) for width in (28, 56, 60)] == [(4, 2), (4, 2), (6, 2)]
+    assert conv_tile.register_tile(56, 3, zen3, 144) == (4, 3)
+    assert conv_tile.register_tile(33, 1, zen3, 144) == (7, 1)
+
+
 @T.prim_func(s_tir=True)
 def copy_and_exponential(x: T.Buffer((1000, 1000), "float32"), y: T.Buffer((1000, 1000), "float32")) -> None:
     for i, j in T.grid(1000, 1000):
