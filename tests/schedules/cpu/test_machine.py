@@ -11,7 +11,7 @@ import tvm
 from tvm.script import tirx as T
 
 from tvm_ext.fusion.cost_model import LinearModel
-from tvm_ext.schedules.cpu import cost, machine, matmul, matvec, winograd
+from tvm_ext.schedules.cpu import conv_tile, cost, machine, matmul, matvec, winograd
 from tvm_ext.schedules.cpu.cost import block_seconds
 from tvm_ext.schedules.cpu.known_cpus import KNOWN_CPUS
 from tvm_ext.schedules.cpu.machine import Machine
@@ -72,14 +72,14 @@ def test_slow_loads_choose_tiles_of_few_loads() -> None:
 
 
 def test_columns_that_stay_in_the_cache_of_a_core_are_wide() -> None:
-    zen3 = machine_of(tvm.target.Target({"kind": "llvm", "mcpu": "znver3"}))
+    zen3 = machine.machine_of(tvm.target.Target({"kind": "llvm", "mcpu": "znver3"}))
     assert matmul.register_tile(128, 96, 3072, 4 * 3072, zen3) == (4, 3)
     # A quarter of the cache less, and they come from the last one for each tile of rows.
     assert matmul.register_tile(128, 96, 3072, 4 * 3072, replace(zen3, l2=384 << 10)) == (6, 2)
 
 
 def test_convolutions_with_avx2_choose_columns_that_divide_the_width() -> None:
-    zen3 = machine_of(tvm.target.Target({"kind": "llvm", "mcpu": "znver3"}))
+    zen3 = machine.machine_of(tvm.target.Target({"kind": "llvm", "mcpu": "znver3"}))
     assert [conv_tile.register_tile(width, 8, zen3, 576) for width in (28, 56, 60)] == [(4, 2), (4, 2), (6, 2)]
     assert conv_tile.register_tile(56, 3, zen3, 144) == (4, 3)
     assert conv_tile.register_tile(33, 1, zen3, 144) == (7, 1)
