@@ -74,8 +74,8 @@ def test_slow_loads_choose_tiles_of_few_loads() -> None:
 def test_columns_that_stay_in_the_cache_of_a_core_are_wide() -> None:
     zen3 = machine.machine_of(tvm.target.Target({"kind": "llvm", "mcpu": "znver3"}))
     assert matmul.register_tile(128, 96, 3072, 4 * 3072, zen3) == (4, 3)
-    # A quarter of the cache less, and they come from the last one for each tile of rows.
-    assert matmul.register_tile(128, 96, 3072, 4 * 3072, replace(zen3, l2=384 << 10)) == (6, 2)
+    # With half of the cache, they come from the last one for each tile of rows.
+    assert matmul.register_tile(128, 96, 3072, 4 * 3072, replace(zen3, l2=256 << 10)) == (6, 2)
 
 
 def test_convolutions_with_avx2_choose_columns_that_divide_the_width() -> None:
