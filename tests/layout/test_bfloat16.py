@@ -227,6 +227,9 @@ def test_refused_where_there_are_no_instructions() -> None:
     for target in ({"kind": "llvm", "mcpu": "znver3"}, {"kind": "llvm", "mcpu": "skylake-avx512"}):
         with pytest.raises(OptionError, match=f"precision: {target['mcpu']} has no instructions for bfloat16"):
             tvm_ext.compile(mod, target, precision="bfloat16")
+    parts = {"kind": "llvm", "mcpu": "x86-64", "mattr": ["+avx512bf16", "+avx512vl"]}
+    with pytest.raises(OptionError, match="x86-64 has avx512bf16 without avx512dq, which kernels use, too; add"):
+        tvm_ext.compile(mod, parts, precision="bfloat16")
     arm = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-v1", "num-cores": 2}
     with pytest.raises(OptionError, match="precision: neoverse-v1 has no instructions for bfloat16 that are used here"):
         tvm_ext.compile(mod, arm, precision="bfloat16")

@@ -54,7 +54,9 @@ def check_existing(folder: Path, force: bool) -> None:
         raise OutputError(f"{folder} cannot be replaced; give a folder inside it, such as {folder / 'model'}")
     entries = sorted(entry.name for entry in folder.iterdir())
     if entries and not force:
-        raise OutputError(f"{folder} exists already; give another folder, or --force to replace the artifact in it")
+        raise OutputError(
+            f"{folder} exists already; give another name, or --force (in Python force=True) to replace it"
+        )
     known = {*ARTIFACT, *_listed(folder / ARTIFACT[1])}
     strangers = [name for name in entries if name not in known]
     if strangers:

@@ -12,11 +12,13 @@ from tvm import relax, tirx
 from tvm_ext.backends.backend import in_float32
 from tvm_ext.errors import OptionError
 from tvm_ext.options import PipelineOptions
-from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.simd.imported import BFLOAT16, imported
 
 BFLOAT16_FEATURE = "avx512bf16"
 """LLVM's name of the instructions that multiply bfloat16 and add up in float32."""
+
+BESIDE_BFLOAT16 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
+"""Features of the vectors that hold these operands; see :data:`tvm_ext.schedules.cpu.machine.ROWS`."""
 
 
 def check_precision(target: tvm.target.Target, options: PipelineOptions) -> None:
@@ -31,11 +33,17 @@ def check_precision(target: tvm.target.Target, options: PipelineOptions) -> None
         return
     in_float32(target, replace(options, precision="float32"))
     features = {str(name) for name in tvm.target.codegen.llvm_get_cpu_features(target)}
-    if BFLOAT16_FEATURE not in features or machine_of(target).isa != "avx512":
-        name = str(target.attrs.get("mcpu", "")) or "the target"
+    missing = [feature for feature in BESIDE_BFLOAT16 if feature not in features]
+    name = str(target.attrs.get("mcpu", "")) or "the target"
+    if BFLOAT16_FEATURE not in features:
         raise OptionError(
             f"option precision: {name} has no instructions for bfloat16 that are used here ({BFLOAT16_FEATURE}, as AMD "
             "Zen 4 and Intel Cooper Lake and Sapphire Rapids have them); name such a processor, or leave the option out"
+        )
+    if missing:
+        raise OptionError(
+            f"option precision: {name} has {BFLOAT16_FEATURE} without {', '.join(missing)}, which kernels use, too; "
+            "add the feature to the target's mattr, or leave the option out"
         )
 
 
