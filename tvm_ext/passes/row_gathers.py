@@ -25,6 +25,9 @@ ELEMENTWISE = frozenset(
 )
 """What indices are made of, element by element."""
 
+DEPTH = 8
+"""So many of these in a row are looked through: programs need few, and two operands of each may share the rest."""
+
 
 def row_gathers() -> tvm.transform.Pass:
     """Make the pass. Indices out of range read the nearest element of the axis."""
@@ -64,19 +67,19 @@ class _Rewriter(PyExprMutator):
         table = self.builder_.emit(relax.op.reshape(data, [rows, *shape[-count:]])) if count < len(shape) - 1 else data
         return relax.op.take(table, places, 0, mode="clip")
 
-    def _axes_alike(self, expr: relax.Expr) -> int:
+    def _axes_alike(self, expr: relax.Expr, depth: int = DEPTH) -> int:
         """Count the last axes along which all elements of a tensor are the same; all axes of a scalar."""
         value = self._value(expr)
         if _name(value) == "relax.broadcast_to":
-            return self._axes_alike(value.args[0])
+            return self._axes_alike(value.args[0], depth)
         shape = open_shape(expr)
         if shape is None:
             return 0
         ones = next((count for count, extent in enumerate(reversed(shape)) if extent != 1), None)
         if ones is None:
             return sys.maxsize  # of whatever rank the other operands are
-        if _name(value) in ELEMENTWISE:
-            return max(ones, min(self._axes_alike(operand) for operand in _tensors(value)))
+        if _name(value) in ELEMENTWISE and depth:
+            return max(ones, min(self._axes_alike(operand, depth - 1) for operand in _tensors(value)))
         return ones
 
     def _narrow(self, expr: relax.Expr, count: int) -> relax.Expr:
