@@ -114,7 +114,7 @@ class TestDestination:
 
     def test_an_artifact_is_only_replaced_by_force(self, compiled: CompiledModel, copied: Path) -> None:
         (copied / METADATA).write_text("old")
-        with pytest.raises(OutputError, match=r"model exists already; give another name, or --force"):
+        with pytest.raises(OutputError, match=r"model exists already; give another folder, or --force"):
             compiled.save(copied)
         assert (copied / METADATA).read_text() == "old"
         compiled.save(copied, force=True)

@@ -55,7 +55,7 @@ def check_existing(folder: Path, force: bool) -> None:
     entries = sorted(entry.name for entry in folder.iterdir())
     if entries and not force:
         raise OutputError(
-            f"{folder} exists already; give another name, or --force (in Python force=True) to replace it"
+            f"{folder} exists already; give another folder, or --force (in Python force=True) to replace it"
         )
     known = {*ARTIFACT, *_listed(folder / ARTIFACT[1])}
     strangers = [name for name in entries if name not in known]
