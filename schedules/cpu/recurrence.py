@@ -27,6 +27,9 @@ from tvm_ext.schedules.rule import new_schedule
 OPERANDS = 5
 """Registers that are left for operands: weights, a state, and what the compiler takes."""
 
+FEW_REGISTERS = 16
+"""With so many, LLVM spills sums of several gates before it runs out of them."""
+
 
 class RecurrentProduct:
     """Divide the sums of recurrent products whose accumulators are more than the registers."""
@@ -53,10 +56,15 @@ def sums_at_once(sequences: int, gates: int, lanes: int, element_bits: int, mach
     """Choose how many gates, and lanes of their units, are summed at once.
 
     As many as the registers hold, of one vector rather than of several: each weight is loaded once either way, and
-    the state less often for more gates.
+    the state less often for more gates. Where registers are few and several sequences share the weights, it is all
+    lanes of one gate, if these fit: on Zen 3 with AVX2 an LSTM of 64 or 200 units, 12 sequences, takes 0.76 of the time
+    in tiles of two, 0.91 to 0.97 in tiles of four.
     """
     vector = max(1, machine.vector_bits // element_bits)
     room = machine.vector_registers - OPERANDS
+    whole = sequences * -(-lanes // vector)
+    if FEW_REGISTERS >= machine.vector_registers and sequences > 1 and whole <= room:
+        return 1, lanes
 
     def registers(some: int, part: int) -> int:
         return sequences * some * -(-part // vector)

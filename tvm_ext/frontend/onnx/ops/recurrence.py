@@ -25,8 +25,7 @@ from tvm_ext.relax_utils import FUNCTION_OPERATIONS, STEP_OPERATIONS
 from tvm_ext.schedules.annotations import RECURRENT_ATTRIBUTE
 
 LANES = 16
-BATCH_TILE = 2
-LARGE_BATCH, LARGE_TILE = 16, 4
+BATCH_TILE = 4
 WAITING = 4  # times as long as independent operations take those that each wait for the one before
 _LENGTHS = 6  # among the operands
 _LONGEST = 2**31 - 1  # of a sequence of open length; the loop ends where the steps do
@@ -202,11 +201,18 @@ def _rounded_to_levels(value: Any, low: Any, high: Any) -> Any:
     return (T.min(T.max(T.round(value / scale) + zero_point, zero), levels) - zero_point) * scale
 
 
-def batch_tile(batch: Any) -> int:
-    """Choose how many sequences share what is loaded of the weights, which mostly come from the L2 cache."""
+def batch_tile(batch: Any, directions: int) -> int:
+    """Choose how many sequences share what is loaded of the weights, which mostly come from the L2 cache.
+
+    Of more than two there are at least two tiles, counting those of all directions, for as many threads. Tiles are
+    about as long as each other: what the last one lacks is computed for nothing.
+    """
     if not isinstance(batch, int):
         return 1
-    return LARGE_TILE if batch >= LARGE_BATCH else min(BATCH_TILE, batch)
+    tiles = -(-batch // BATCH_TILE)
+    if batch > 2 and directions == 1:
+        tiles = max(2, tiles)
+    return max(1, -(-batch // max(1, tiles)))
 
 
 def recurrence_function(layer: Recurrence, same_hidden: bool = False, same_cell: bool = False) -> Any:
@@ -235,7 +241,7 @@ def recurrence_function(layer: Recurrence, same_hidden: bool = False, same_cell:
     """
     steps, batch, hidden, blocks, gates = layer.steps, layer.batch, layer.hidden, layer.blocks, layer.gates
     directions, width, dtype, real = len(layer.reverse), layer.blocks * LANES, layer.dtype, layer.real
-    tile = batch_tile(batch)
+    tile = batch_tile(batch, directions)
     tiles = -(-batch // tile)
     sequences = T.parallel if not isinstance(tiles, int) or directions * tiles > 1 else T.serial
     zero = tirx.const(0.0, real)
