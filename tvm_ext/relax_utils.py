@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,3 +104,25 @@ def plain(value: Any) -> Any:
     if hasattr(value, "items"):
         return {str(key): plain(item) for key, item in value.items()}
     return [plain(item) for item in value]
+
+
+def rewriting_pass(name: str, rewriter_of: Callable[[tvm.IRModule], Any]) -> tvm.transform.Pass:
+    """Make a pass that rewrites each function of a graph, but those that stand for one kernel.
+
+    Parameters
+    ----------
+    name : str
+        Of the pass.
+    rewriter_of : callable
+        Gives the ``PyExprMutator`` for a module.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name=name)
+    def _rewriting(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        rewriter = rewriter_of(mod)
+        for global_var, function in mod.functions_items():
+            if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
+                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
+        return rewriter.builder_.finalize()
+
+    return _rewriting

@@ -130,6 +130,7 @@ class Machine:
             return 0.0
         loads_in_excess = max(0, loads - multiply_adds * self.free_loads / 6)
         bytes_in_excess = max(0, far * self.vector_bits / 8 - FAR_BYTES * multiply_adds / 2)
+        # With 512 bits an excess of two alone was measured, and is as dear by either law.
         crowd = loads_in_excess / 2 if self.vector_bits < 512 else 1
         return SLOW_LOAD * loads_in_excess * crowd + SLOW_BYTE * bytes_in_excess
 

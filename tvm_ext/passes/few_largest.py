@@ -14,7 +14,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.relax_utils import open_shape
+from tvm_ext.relax_utils import open_shape, rewriting_pass
 from tvm_ext.schedules.cpu.few_largest import few_largest as kernel_of_few
 from tvm_ext.schedules.cpu.machine import Machine
 
@@ -24,16 +24,7 @@ MOST = 16
 
 def few_largest(machine: Machine) -> tvm.transform.Pass:
     """Make the pass; it runs before sorts are handed to library kernels, when floats have become integers."""
-
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.FewLargest")
-    def _few_largest(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = _Rewriter(mod, machine)
-        for global_var, function in mod.functions_items():
-            if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
-                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return rewriter.builder_.finalize()
-
-    return _few_largest
+    return rewriting_pass("tvm_ext.FewLargest", lambda mod: _Rewriter(mod, machine))
 
 
 @mutator

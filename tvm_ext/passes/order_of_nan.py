@@ -22,7 +22,7 @@ from tvm import relax, te, tirx
 from tvm.ir.prim import expr as prim
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.relax_utils import OPAQUE
+from tvm_ext.relax_utils import OPAQUE, rewriting_pass
 
 INTEGERS = {"float16": ("float32", "int32"), "bfloat16": ("float32", "int32")} | {
     f"float{bits}": (f"float{bits}", f"int{bits}") for bits in (32, 64)
@@ -39,16 +39,7 @@ def order_of_nan(first_places: bool = False) -> tvm.transform.Pass:
         The place of the extreme of integers at the end of their type is 0 (TVM's search begins with the place -1, as
         its reductions across the threads of a GPU have to, and bytes of 0 do not beat that).
     """
-
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.OrderOfNaN")
-    def _order(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = _Orders(mod, first_places)
-        for global_var, function in mod.functions_items():
-            if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
-                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return rewriter.builder_.finalize()
-
-    return _order
+    return rewriting_pass("tvm_ext.OrderOfNaN", lambda mod: _Orders(mod, first_places))
 
 
 @mutator

@@ -16,7 +16,7 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.relax_utils import open_shape, same_extents
+from tvm_ext.relax_utils import open_shape, rewriting_pass, same_extents
 
 ELEMENTWISE = frozenset(
     f"relax.{name}"
@@ -31,16 +31,7 @@ DEPTH = 8
 
 def row_gathers() -> tvm.transform.Pass:
     """Make the pass. Indices out of range read the nearest element of the axis."""
-
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.RowGathers")
-    def _row_gathers(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = _Rewriter(mod)
-        for global_var, function in mod.functions_items():
-            if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
-                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return rewriter.builder_.finalize()
-
-    return _row_gathers
+    return rewriting_pass("tvm_ext.RowGathers", _Rewriter)
 
 
 @mutator

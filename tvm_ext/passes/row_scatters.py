@@ -17,7 +17,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.relax_utils import open_shape, same_extents
+from tvm_ext.relax_utils import open_shape, rewriting_pass, same_extents
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.row_scatter import row_scatter
 
@@ -33,16 +33,7 @@ JOINS: dict[str, Callable[[Any, Any], Any] | None] = {
 
 def row_scatters(machine: Machine) -> tvm.transform.Pass:
     """Make the pass; it runs before operators are lowered to TVM's kernels."""
-
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.RowScatters")
-    def _row_scatters(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = _Rewriter(mod, machine)
-        for global_var, function in mod.functions_items():
-            if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
-                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return rewriter.builder_.finalize()
-
-    return _row_scatters
+    return rewriting_pass("tvm_ext.RowScatters", lambda mod: _Rewriter(mod, machine))
 
 
 @mutator

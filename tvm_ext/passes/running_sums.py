@@ -22,6 +22,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from tvm_ext.relax_utils import rewriting_pass
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.running_sum import running_sum
 
@@ -34,16 +35,7 @@ JOINS: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
 
 def running_sums(machine: Machine) -> tvm.transform.Pass:
     """Make the pass; it runs before sorts and scans are handed to TVM's kernels."""
-
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.RunningSums")
-    def _running_sums(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = _Scans(mod, machine)
-        for global_var, function in mod.functions_items():
-            if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
-                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return rewriter.builder_.finalize()
-
-    return _running_sums
+    return rewriting_pass("tvm_ext.RunningSums", lambda mod: _Scans(mod, machine))
 
 
 @mutator

@@ -204,15 +204,12 @@ def _rounded_to_levels(value: Any, low: Any, high: Any) -> Any:
 def batch_tile(batch: Any, directions: int) -> int:
     """Choose how many sequences share what is loaded of the weights, which mostly come from the L2 cache.
 
-    Of more than two there are at least two tiles, counting those of all directions, for as many threads. Tiles are
-    about as long as each other: what the last one lacks is computed for nothing.
+    Of more than two, two threads have a tile each, of all directions. What the last tile lacks is computed for nothing.
     """
-    if not isinstance(batch, int):
+    if not isinstance(batch, int) or batch < 2:
         return 1
-    tiles = -(-batch // BATCH_TILE)
-    if batch > 2 and directions == 1:
-        tiles = max(2, tiles)
-    return max(1, -(-batch // max(1, tiles)))
+    tiles = max(-(-batch // BATCH_TILE), 2 if batch > 2 and directions == 1 else 1)
+    return -(-batch // tiles)
 
 
 def recurrence_function(layer: Recurrence, same_hidden: bool = False, same_cell: bool = False) -> Any:
