@@ -7,6 +7,7 @@ from tvm import relax
 from tvm.script import tirx as T
 
 from tvm_ext.frontend.relax.value_checks import Requirement, checked
+from tvm_ext.passes.fold_by_kernel import kernel_value
 from tvm_ext.passes.fold_constants import ROWS, fold_constants
 
 GENERATOR = np.random.default_rng(0)
@@ -221,3 +222,21 @@ def test_shapes_become_constants() -> None:
 def test_reads_outside_a_table_are_left_alone(indices: list[int]) -> None:
     before = module(lambda bb: relax.op.take(const(4), relax.const(indices, "int64"), 0, mode="fast"))
     tvm.ir.assert_structural_equal(fold_constants()(before), before)
+
+
+def test_equal_calls_are_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluated = []
+
+    def value(call: relax.Call, most: int) -> np.ndarray | None:
+        evaluated.append(call.op.name)
+        return kernel_value(call, most)
+
+    monkeypatch.setattr("tvm_ext.passes.fold_constants.kernel_value", value)
+
+    def build(builder: relax.BlockBuilder) -> relax.Expr:
+        steps = [builder.emit(relax.op.atan(relax.const(start))) for start in (0.0, -0.0, 0.0)]
+        return relax.op.concat([relax.op.reshape(step, (1,)) for step in steps])
+
+    result = fold_constants()(module(build))["main"].body.blocks[0].bindings[-1].value
+    assert np.signbit(result.value.numpy()).tolist() == [False, True, False]
+    assert evaluated == ["relax.atan"] * 2  # -0 is not 0

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
@@ -217,6 +218,8 @@ class _Rewriter(PyExprMutator):
         super().__init__(mod)
         self.known: dict[relax.Var, Any] = {}
         self.fills: dict[relax.Var, relax.Expr] = {}
+        # An unrolled loop has the same call in every step.
+        self.folded: dict[tvm_ffi.StructuralKey, relax.Expr | None] = {}
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Note variables that are bound to constants, by other names too; their uses become the constants."""
@@ -253,6 +256,15 @@ class _Rewriter(PyExprMutator):
             return None
         if not operands and value.op.name not in CREATIONS:
             return None
+        if _allowed(operands) > 2 * LARGEST_GROWTH:  # to compare these takes longer than to evaluate
+            return self._value(value, operands)
+        key = tvm_ffi.StructuralKey(self.visit_expr(value))
+        if key not in self.folded:
+            self.folded[key] = self._value(value, operands)
+        return self.folded[key]
+
+    def _value(self, value: relax.Call, operands: list[Any]) -> relax.Expr | None:
+        """Evaluate a call of an operator on operands."""
         most = _allowed(operands)
         if value.op.name in CREATIONS and not 0 <= result_bytes(value.ty) <= most:
             return None
