@@ -12,15 +12,18 @@ import platform
 import resource
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import tvm
 
+from tvm_ext.artifact.memory_scopes import without_empty_scopes
 from tvm_ext.errors import CompileError, MissingPackageError
 from tvm_ext.system.cleanup import end_children
 from tvm_ext.system.host import architecture_of, is_of_another_system
+from tvm_ext.system.native_log import captured_stderr
 
 SYMBOL = "__tvm_ffi__library_bin"
 """Where TVM's loader looks for everything that is not code: weights, virtual machine instructions, GPU kernels."""
@@ -177,7 +180,13 @@ def _write_data(module: Any, workspace: Path) -> tuple[Path, int]:
     """Write what is not code as a source that the assembler takes in; its path and the bytes of the data."""
     pack = tvm.get_global_func("runtime.ModulePackImportsToTensor")
     data = workspace / "data.bin"
-    size = data.write_bytes(memoryview(pack(module).numpy()))
+    with captured_stderr() as said:
+        packed = pack(module).numpy()
+    for line in said:
+        if "Scope Saving:" not in line:  # what is taken out below
+            print(line, file=sys.stderr)
+    with data.open("wb") as stream:
+        size = sum(map(stream.write, without_empty_scopes(memoryview(packed))))
     section = f'{_SECTION},"a",%progbits' if size > LARGE else ".rodata"
     source = workspace / "data.s"
     escaped = str(data).replace("\\", "\\\\").replace('"', '\\"')
