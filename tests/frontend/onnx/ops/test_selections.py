@@ -187,6 +187,17 @@ def test_top_in_any_order() -> None:
     assert_close([found], [np.take_along_axis(values["X"], places, 1)])
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dynamic", [None, {"X:0": (1, 9)}])
+def test_none_of_the_top(axis: int, dynamic: Mapping[str, Any] | None) -> None:
+    values = {"X": normal(5, 7), "k": np.array([0])}
+    model = node_model("TopK", values, ["V", "I"], {"axis": axis}, ("k",), output_types=("float32", "int64"))
+    if dynamic:
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    found = tvm_ext.compile(model, dynamic=dynamic).run({"X": values["X"]})
+    assert [found[name].shape for name in "VI"] == [(0, 7) if axis == 0 else (5, 0)] * 2
+
+
 @pytest.mark.parametrize(("opset", "axes"), [(13, None), (18, [-1]), (19, [0, 1])])
 def test_padding_with_a_computed_value(opset: int, axes: list[int] | None) -> None:
     pads = np.array([1, 2] if axes == [-1] else [1, -1, 0, 2])

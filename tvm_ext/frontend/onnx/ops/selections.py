@@ -286,12 +286,17 @@ class TopK(Converter):
 
     @staticmethod
     def _has_enough(node: Node, inputs: Any) -> bool:
-        """Whether there are as many elements as are asked for, whatever the sizes; TVM's kernel would read beyond."""
+        """Whether there are as many elements as are asked for, whatever the sizes; TVM's kernel would read beyond.
+
+        Not where none is asked for, of which TVM makes all.
+        """
         asked, shape = node.array(inputs[1]), inputs[0].ty.shape
         if asked is None or shape is None:
             return asked is not None
         extent = shape[node.axis("axis", len(shape), -1)]
         count = int(asked.ravel()[0])
+        if count == 0:
+            return False
         return is_number(extent) or can_prove(extent >= number(count)) or is_positive(normal(extent - (count - 1)))
 
 
