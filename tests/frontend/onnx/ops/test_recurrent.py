@@ -167,6 +167,16 @@ def test_some_outputs(outputs):
     check_with_onnxruntime(node_model("LSTM", values, outputs, {"hidden_size": 5}, ("W", "R")), values)
 
 
+@pytest.mark.parametrize("cell", ["RNN", "GRU", "LSTM"])
+def test_no_sequences(cell):
+    values = tensors(cell, 3, 0, 4, 5, 2, optional=("B", "sequence_lens", "initial_h"))
+    attributes = {"hidden_size": 5, "direction": "bidirectional"}
+    model = node_model(cell, values, OUTPUTS[cell], attributes, ("W", "R", "B"))
+    found = tvm_ext.compile(model).run({name: values[name] for name in ("X", "sequence_lens", "initial_h")})
+    shapes = [value.shape for value in found.values()]
+    assert shapes == [(3, 2, 0, 5)] + [(2, 0, 5)] * (len(shapes) - 1)
+
+
 def test_module_does_not_grow_with_time():
     """One function for all steps: 2000 steps are as few bindings as 2."""
 

@@ -97,6 +97,11 @@ def recurrent_layer(
     blocks, dtype = layer.blocks, layer.dtype
     size = int(x.ty.shape[2])
     columns = directions * blocks * gates * LANES
+    state_shape = (directions, batch, hidden)
+    shapes = ((layer.steps, directions, batch, hidden), state_shape, state_shape)
+    if isinstance(batch, int) and batch == 0:  # the loop has no tiles of sequences then to divide by
+        states, last_hidden, last_cell = (bb.emit(relax.op.zeros(shape, dtype)) for shape in shapes)
+        return states, last_hidden, last_cell
 
     packed = pack_units(bb, weights, (directions, gates * hidden, size), gates, hidden)
     packed = reshape(bb, transpose(bb, packed, (4, 0, 1, 3, 2)), (size, columns))
@@ -124,11 +129,9 @@ def recurrent_layer(
         peephole = reshape(bb, peepholes, (directions, 3, hidden))
         peephole = pad_end(bb, peephole, 2, 3, blocks * LANES - hidden)
 
-    state_shape = (directions, batch, hidden)
     zeros = np.zeros((directions, 1, hidden), dtype)  # of all sequences, as many as there are
     loop = recurrence_function(_with_own_extents(layer), first_hidden is None, first_cell is None)
     function = bb.add_func(loop, f"{layer.cell.lower()}_recurrence")
-    shapes = ((layer.steps, directions, batch, hidden), state_shape, state_shape)
     results = bb.emit(
         relax.call_tir(
             function,
