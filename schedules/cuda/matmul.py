@@ -159,7 +159,7 @@ def finish(schedule: Schedule, store: SBlockRV, machine: GpuMachine) -> None:
     """Inline what was fused behind a product into the block that stores it; what cannot be is a kernel of its own."""
     for block in inline_behind(schedule, store):
         _rest(schedule, block, machine)
-    _bind_single_numbers(schedule, machine)
+    _bind_what_is_left(schedule, machine)
 
 
 def add_parts(schedule: Schedule, block: SBlockRV, machine: GpuMachine) -> None:
@@ -174,13 +174,13 @@ def add_parts(schedule: Schedule, block: SBlockRV, machine: GpuMachine) -> None:
     schedule.unroll(schedule.get_loops(block)[-1])
     for item in left:
         _rest(schedule, item, machine)
-    _bind_single_numbers(schedule, machine)
+    _bind_what_is_left(schedule, machine)
 
 
-def _bind_single_numbers(schedule: Schedule, machine: GpuMachine) -> None:
-    """Give what no loop is around, such as a zero point found at run time that two blocks read, a thread of its own."""
+def _bind_what_is_left(schedule: Schedule, machine: GpuMachine) -> None:
+    """Make a kernel of each block that could not be inlined: what a product and its epilogue read, a single number."""
     for block in top_blocks(schedule):
-        if not schedule.get_loops(block):
+        if not any(schedule.get(loop).thread_binding is not None for loop in schedule.get_loops(block)):
             bind_flat(schedule, block, machine)
 
 

@@ -208,7 +208,8 @@ class _Host:
                     f"function {self._lowered.name} declares {s.buffer.name} of its threads outside their kernel: no "
                     "GPU can write to that"
                 )
-            sizes = [int(self._number(extent)) for extent in s.buffer.shape]
+            # TVM makes its elements vectors where all kernels read and write it in such.
+            sizes = [int(self._number(extent)) for extent in s.buffer.shape] + [tvm.DataType(str(s.buffer.dtype)).lanes]
             dtype = numpy_type(str(s.buffer.dtype))
             raw = np.full(int(np.prod(sizes, dtype=np.int64)) * dtype.itemsize, 0xFF, np.uint8)
             self._memory[s.buffer] = Global(raw)
