@@ -52,7 +52,12 @@ def test_integers_wrap_around(tmp_path: Path, shape: tuple[int, ...]) -> None:
 def test_functions_are_defined_for_every_number_and_type(tmp_path: Path) -> None:
     builder = relax.BlockBuilder()
     given = [relax.Var(dtype, relax.TensorType((3, 37), dtype)) for dtype in ("float32", "float64")]
-    functions = (relax.op.log, relax.op.sigmoid, relax.op.nn.log_softmax)
+    functions = (
+        relax.op.log, relax.op.sigmoid, relax.op.nn.log_softmax, relax.op.exp, relax.op.erf, relax.op.tanh,
+        relax.op.sin, relax.op.cos, relax.op.tan, relax.op.atan, relax.op.sinh, relax.op.asinh,
+        lambda x: relax.op.power(relax.op.abs(x), relax.op.divide(x, relax.const(30, x.ty.dtype))),
+        lambda x: relax.op.mod(x, relax.const(0.7, x.ty.dtype)),
+    )  # fmt: skip
     with builder.function("main", given):
         builder.emit_func_output(relax.Tuple([builder.emit(function(x)) for x in given for function in functions]))
     mod = relax.transform.Normalize()(builder.get())

@@ -325,6 +325,10 @@ class Expressions(Arithmetic):
         )
 
     def _instruction(self, name: str, operands: Any, result: CType) -> str:
+        if name == "llvm.vector.reduce.and" and result.element == "bool":
+            (mask,) = operands
+            bits = self.mask_bits(mask)
+            return f"{self.helpers.every_lane(CType(f'int{bits}', type_of(mask).lanes))}({self.mask(mask, bits)})"
         kinds = [type_of(operand) for operand in operands]
         function = instruction(self.helpers, name, result, kinds)
         return f"{function}({', '.join(map(self.text, operands))})"

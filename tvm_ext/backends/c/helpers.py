@@ -71,6 +71,17 @@ class Helpers:
             f"  return ({kind.name}){{{lanes}}};\n",
         )
 
+    def every_lane(self, kind: CType) -> str:
+        """Name the function that says whether a mask holds in all lanes."""
+        self.type(kind)
+        if kind.bytes % 8:
+            body = f"  return ({' & '.join(f'mask[{lane}]' for lane in range(kind.lanes))}) != 0;\n"
+        else:
+            words = " & ".join(f"words[{word}]" for word in range(kind.bytes // 8))
+            body = f"  uint64_t words[{kind.bytes // 8}];\n  memcpy(words, &mask, sizeof words);\n"
+            body += f"  return ({words}) == UINT64_MAX;\n"
+        return self._function(f"every_lane_{kind.short}", f"int every_lane_{kind.short}({kind.name} mask)", body)
+
     def ramp(self, kind: CType) -> str:
         """Name the function that gives ``base + stride * lane``."""
         self.type(kind)
