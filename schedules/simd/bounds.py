@@ -20,6 +20,7 @@ from tvm.ir.prim import expr as prim
 from tvm_ext.relax_utils import substitute
 from tvm_ext.schedules.simd.imported import seen_through
 from tvm_ext.schedules.simd.linear import KnownInequalities
+from tvm_ext.schedules.simd.only_read import NamedElements
 from tvm_ext.schedules.simd.stream import PREFIX
 from tvm_ext.schedules.simd.vector import is_false, lanes_of
 
@@ -76,14 +77,14 @@ def unproved_accesses(func: tvm.tirx.PrimFunc, scalars: bool = False) -> list[Un
     list of Unproved
         In program order; empty when all is proved.
     """
-    checker = _Checker(scalars)
+    checker = _Checker(scalars, NamedElements(func))
     checker.statement(func.body)
     return checker.unproved
 
 
 class _Checker:
-    def __init__(self, scalars: bool) -> None:
-        self._scalars = scalars
+    def __init__(self, scalars: bool, named: NamedElements) -> None:
+        self._scalars, self._named = scalars, named
         self._analyzer = tvm.sym.Analyzer()
         if self._analyzer.is_z3_enabled:
             self._analyzer.set_z3_rlimit(SOLVER_STEPS)
@@ -141,7 +142,8 @@ class _Checker:
 
     @contextmanager
     def _holds(self, condition: Any) -> Iterator[None]:
-        with self._analyzer.constraint_scope(condition), self._known.given(self._substituted(condition)):
+        known = self._named(self._substituted(condition))
+        with self._analyzer.constraint_scope(condition), self._known.given(known):
             yield
 
     def _define(self, variable: Any, value: Any) -> None:
@@ -252,7 +254,7 @@ class _Checker:
             return True
         if isinstance(extent, prim.IntImm) and isinstance(index, prim.IntImm):
             return False
-        if self._known.prove_inside(index, extent):
+        if self._known.prove_inside(self._named(index), extent):
             return True
         if not isinstance(extent, prim.IntImm):
             return False

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax
 from tvm.script import tirx as T
+from tvm.tirx.transform import FlattenBuffer
 
 import tvm_ext
 from tests.schedules.kernels import TARGETS, compile_graph
@@ -69,6 +71,37 @@ def test_index_from_a_tensor() -> None:
     (found,) = unproved_accesses(kernel)
     assert found.depends_on_data
     assert str(found).startswith("x[")
+
+
+@T.prim_func(s_tir=True)
+def _appends(x: T.Buffer((64,), "float32"), begin: T.Buffer((1,), "int64"), y: T.Buffer((8,), "float32")) -> None:
+    T.func_attr({"tirx.noalias": True})
+    for head, row in T.grid(T.int64(2), T.int64(16)):
+        if T.int64(0) <= row - begin[0] and row - begin[0] < T.int64(1):
+            y[T.Ramp(0, 1, 8)] = x[T.Ramp(head * T.int64(32) + row * T.int64(32) - begin[0] * T.int64(32), 1, 8)]
+
+
+@T.prim_func(s_tir=True)
+def _appends_elsewhere(
+    x: T.Buffer((64,), "float32"), begin: T.Buffer((1,), "int64"), y: T.Buffer((8,), "float32")
+) -> None:
+    T.func_attr({"tirx.noalias": True})
+    for head, row in T.grid(T.int64(2), T.int64(16)):
+        if T.int64(0) <= row - begin[0] and row - begin[0] < T.int64(1):
+            begin[0] = begin[0] - T.int64(1)
+            y[T.Ramp(0, 1, 8)] = x[T.Ramp(head * T.int64(32) + row * T.int64(32) - begin[0] * T.int64(32), 1, 8)]
+
+
+def test_condition_on_an_element() -> None:
+    """A cache gets new rows behind as many as it has: one element is in the condition and in the address."""
+
+    def proved(kernel: Any) -> set[bool]:
+        flat = FlattenBuffer()(tvm.IRModule({"kernel": kernel}))["kernel"]
+        return {not unproved_accesses(kernel), not unproved_accesses(flat)}
+
+    assert proved(_appends) == {True}
+    assert proved(_appends_elsewhere) == {False}
+    assert proved(_appends.without_attr("tirx.noalias")) == {False}
 
 
 def test_masks_of_loads_reach_machine_code() -> None:
