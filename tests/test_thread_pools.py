@@ -137,6 +137,34 @@ def test_workers_keep_nothing_and_hand_errors_on() -> None:
     assert in_a_thread(os.getpid) == os.getpid()
 
 
+def test_small_stacks_run_deep_models() -> None:
+    source = """
+import threading
+import numpy as np, onnx
+from onnx import TensorProto, helper
+import tvm_ext
+value = lambda name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 16])
+nodes = [helper.make_node("Tanh", ["x"], ["y0"])]
+for depth in range(1, 31):
+    branches = [helper.make_graph(nodes, f"then{depth}", [], [value(f"y{depth - 1}")])]
+    negative = helper.make_node("Neg", ["x"], [f"e{depth}"])
+    branches.append(helper.make_graph([negative], f"else{depth}", [], [value(f"e{depth}")]))
+    nodes = [helper.make_node("If", ["c"], [f"y{depth}"], then_branch=branches[0], else_branch=branches[1])]
+inputs = [value("x"), helper.make_tensor_value_info("c", TensorProto.BOOL, [])]
+graph = helper.make_graph(nodes, "deep", inputs, [value("y30")])
+model = tvm_ext.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+x = np.linspace(-1, 1, 16, dtype="float32")[None]
+threading.stack_size(256 << 10)
+def work():
+    y = model.run({"x": x, "c": np.array(True)})["y30"]
+    print(np.abs(y - np.tanh(x)).max() < 1e-6, threading.stack_size())
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+    assert output_of(source).split() == ["True", str(256 << 10)]
+
+
 def test_a_worker_may_call_again() -> None:
     found = in_a_thread(lambda: threads.with_pool(lambda: threading.get_ident()) == threading.get_ident())
     assert found is True

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import tvm
 from tvm import relax
 
 from tvm_ext.graph import from_relax, peak_bytes, to_text
+from tvm_ext.memory.relax.order import memory_order
+from tvm_ext.passes.traced_origins import traced_grouping
 
 
 def test_functions_that_call_the_next_one_twice_are_looked_at_once() -> None:
@@ -48,3 +51,26 @@ def test_a_function_that_is_called_directly_and_through_another_one_is_copied_on
     assert len(list(graph.walk())) == 2 * depth
     assert graph.symbols == {f"n{depth - 1}"}
     assert graph.flops.substitute({f"n{depth - 1}": 3}).total == 2**depth * 12
+
+
+def _of_functions(count: int) -> tvm.IRModule:
+    bb = relax.BlockBuilder()
+    for number in range(count):
+        x = relax.Var("x", relax.TensorType((4,), "float32"))
+        with bb.function(f"function_{number}", [x]):
+            bb.emit_func_output(bb.emit(relax.op.exp(bb.emit(relax.op.tanh(x)))))
+    return bb.finalize()
+
+
+def test_a_module_is_not_listed_for_each_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops and branches of a model are a thousand functions soon."""
+    listed = []
+    functions_items = tvm.IRModule.functions_items
+    monkeypatch.setattr(tvm.IRModule, "functions_items", lambda mod: listed.append(mod) or functions_items(mod))
+    counts = []
+    for functions in (2, 12):
+        listed.clear()
+        mod = relax.transform.ToNonDataflow()(relax.transform.LegalizeOps()(_of_functions(functions)))
+        memory_order()(traced_grouping(relax.transform.FuseOps())(mod))
+        counts.append(len(listed))
+    assert counts[0] == counts[1]

@@ -82,9 +82,7 @@ class ModuleReader:
 
     def __init__(self, mod: Any, nested: bool = True) -> None:
         self._nested = nested
-        self._functions: dict[str, Any] = {}
-        if mod is not None:
-            self._functions = {variable.name_hint: func for variable, func in mod.functions_items()}
+        self._mod = mod
         self._graphs: dict[str, DataflowGraph | None] = {}
         self._kernels: dict[str, Kernel | None] = {}
         self._is_pure: dict[str, bool] = {}
@@ -94,13 +92,14 @@ class ModuleReader:
 
     def function(self, name: str) -> Any:
         """Find a function by name; None when the module has none."""
-        return self._functions.get(name)
+        return self._mod[name] if self._mod is not None and name in self._mod else None
 
     def graph(self, name: str) -> DataflowGraph:
         """Read a Relax function of the module."""
-        func = self._functions.get(name)
+        func = self.function(name)
         if not isinstance(func, relax.Function):
-            found = ", ".join(n for n, f in self._functions.items() if isinstance(f, relax.Function)) or "none"
+            functions = [] if self._mod is None else self._mod.functions_items()
+            found = ", ".join(var.name_hint for var, f in functions if isinstance(f, relax.Function)) or "none"
             raise OptionError(f"the module has no Relax function '{name}'; its Relax functions: {found}")
         return FunctionReader(self, name).read(func)
 
@@ -108,7 +107,7 @@ class ModuleReader:
         """Read a function that is called; None for what is no Relax function, and inside a recursion."""
         if name not in self._graphs:
             self._graphs[name] = None
-            if self._nested and isinstance(self._functions.get(name), relax.Function):
+            if self._nested and isinstance(self.function(name), relax.Function):
                 self._graphs[name] = self.graph(name)
         return self._graphs[name]
 
@@ -135,7 +134,7 @@ class ModuleReader:
     def kernel(self, name: str) -> Kernel | None:
         """Tell what is known of a PrimFunc; None for what is no PrimFunc."""
         if name not in self._kernels:
-            func = self._functions.get(name)
+            func = self.function(name)
             self._kernels[name] = None
             if isinstance(func, tvm.tirx.PrimFunc):
                 sizes = SizeReader()

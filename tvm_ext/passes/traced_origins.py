@@ -7,7 +7,7 @@ computes is found by numbering values: equal kernels of equal operands are equal
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -30,11 +30,16 @@ def traced_grouping(grouping: tvm.transform.Pass) -> tvm.transform.Pass:
         grouped = grouping(mod)
         changed = {}
         known = {variable.name_hint: func for variable, func in mod.functions_items()}
+        groups = {
+            variable.name_hint: func
+            for variable, func in grouped.functions_items()
+            if isinstance(func, relax.Function) and _is_group(func)
+        }
         for variable, func in grouped.functions_items():
             before = known.get(variable.name_hint)
             if not isinstance(func, relax.Function) or not isinstance(before, relax.Function) or _is_group(func):
                 continue
-            traced = with_origins(func, _words_of_groups(before, func, grouped))
+            traced = with_origins(func, _words_of_groups(before, func, groups))
             if not traced.same_as(func):
                 changed[variable] = traced
         if not changed:
@@ -105,18 +110,13 @@ def _is_group(func: relax.Function) -> bool:
     return bool(func.attrs) and "Primitive" in func.attrs
 
 
-def _words_of_groups(before: Any, after: Any, grouped: tvm.IRModule) -> dict[Any, tuple[str, ...]]:
+def _words_of_groups(before: Any, after: Any, groups: Mapping[str, Any]) -> dict[Any, tuple[str, ...]]:
     """Find the words of each call of a kernel or of a group in a function that was grouped."""
     words: dict[int, dict[str, None]] = {}
     origins = all_origins(before)
     numbers = _Numbers({})
     for variable, (number, _) in numbers.of(before).items():
         words.setdefault(number, {}).update(dict.fromkeys(origins[variable]))
-    groups = {
-        variable.name_hint: func
-        for variable, func in grouped.functions_items()
-        if isinstance(func, relax.Function) and _is_group(func)
-    }
     found = {}
     for variable, (_, computed) in _Numbers(groups, numbers.table).of(after).items():
         own = [word for number in computed for word in words.get(number, ())]

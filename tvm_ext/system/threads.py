@@ -38,6 +38,9 @@ LOOKS, BETWEEN_LOOKS = 5, 0.004
 MOST_POOLS = max(8, len(os.sched_getaffinity(0)))
 """Pools of threads other than the main one: of workers, and as many again that such threads asked for."""
 
+STACK = 8 << 20
+"""Bytes of stack of a thread of this module: a model's branches and loops are calls within calls in TVM's C++ code."""
+
 Result = TypeVar("Result")
 
 
@@ -126,7 +129,7 @@ def in_threads(count: int, function: Callable[[], Result]) -> Result:
         except BaseException as error:
             outcome.put((False, error))
 
-    threading.Thread(target=work, name="tvm_ext", daemon=True).start()
+    _start(work)
     try:
         succeeded, value = outcome.get()
     except BaseException:
@@ -232,9 +235,23 @@ class _Workers:
 
     def _start(self) -> SimpleQueue[Callable[[], None]]:
         tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        # A daemon, because threads may go on running models after the main one has ended.
-        threading.Thread(target=_work, args=(tasks,), name="tvm_ext", daemon=True).start()
+        _start(_work, tasks)
         return tasks
+
+
+def _start(function: Callable[..., None], *arguments: Any) -> None:
+    """Start a thread, with room for deep models whatever stack the program's own threads have.
+
+    It is a daemon, because threads may go on running models after the main one has ended.
+    """
+    thread = threading.Thread(target=function, args=arguments, name="tvm_ext", daemon=True)
+    with _starting:
+        usual = threading.stack_size()  # of the program, 0 where it is for the system to say
+        threading.stack_size(max(usual, STACK))
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(usual)
 
 
 def _work(tasks: SimpleQueue[Callable[[], None]]) -> None:
@@ -301,7 +318,8 @@ def _is_main() -> bool:
 
 def _renew() -> None:
     """Start anew in a forked child, where none of the workers is."""
-    global _workers, _others, _running, _process
+    global _workers, _others, _running, _process, _starting
+    _starting = threading.Lock()
     _workers, _others, _running, _process = _Workers(), itertools.count(), _Running(), os.getpid()
 
 
@@ -321,5 +339,6 @@ def _one_of_each_core() -> list[int]:
 _workers = _Workers()
 _others = itertools.count()
 _running = _Running()
+_starting = threading.Lock()
 atexit.register(lambda: _running.finish())  # after all threads but daemons have ended
 os.register_at_fork(after_in_child=_renew)

@@ -66,10 +66,9 @@ class MemoryReader:
 
     def __init__(self, mod: tvm.IRModule, function: str = "main") -> None:
         self.graph = from_relax(mod, function, nested=False)
-        functions = {variable.name_hint: func for variable, func in mod.functions_items()}
         self._access: dict[str, KernelAccess] = {"": KernelAccess()}
         for name in {node.callee for node in self.graph.nodes if node.op == "call_tir"}:
-            func = functions.get(name)
+            func = mod[name] if name in mod else None
             is_kernel = isinstance(func, tvm.tirx.PrimFunc)
             self._access[name] = kernel_access(func) if is_kernel else KernelAccess()
 
