@@ -1,4 +1,8 @@
-"""The kernel that finds the places of the few largest, or smallest, elements of each row."""
+"""The kernel that finds the places of the few largest, or smallest, elements of each row.
+
+Up to :data:`SORTED` are kept in order, and an element that is among them moves those behind it. More are kept as a
+heap, with the last of them on top, which is put in order at the end.
+"""
 
 # mypy: ignore-errors
 # (what the script builder gives has no types)
@@ -21,6 +25,9 @@ FEW_LARGEST_RULE = "cpu.few_largest"
 
 BLOCK_VECTORS = 2
 """Vectors of elements that are looked through at once: most hold nothing that is among the few so far."""
+
+SORTED = 16
+"""So many are kept in order at most: an element that is among them is compared with each."""
 
 
 def few_largest(
@@ -51,9 +58,6 @@ def few_largest(
     seconds = (rows or 1) * length * machine.operation_seconds
     forks = rows is None or (rows > 1 and seconds >= ROUGH * machine.forking_pays_from())
 
-    def precedes(one: Any, other: Any) -> Any:
-        return one > other if largest else one < other
-
     with IRBuilder() as builder:
         with T.prim_func(is_private=True, s_tir=True):
             T.func_name("few_largest")
@@ -67,32 +71,13 @@ def few_largest(
                 found = T.sblock_alloc_buffer((extents[1],), dtype, scope="local")
                 places = T.sblock_alloc_buffer((extents[1],), place_type, scope="local")
                 extreme = T.sblock_alloc_buffer((extents[2],), dtype, scope="local")
-
-                def insert(place: Any, filled: Any) -> None:
-                    """Move what it precedes by one; of the first ``filled`` places is known what they hold."""
-                    element = T.bind(source[row, place])
-                    for at in range(count - 1, -1, -1):
-                        here = precedes(element, found[at])
-                        if filled is not None:
-                            here = tirx.any(at >= filled, here)
-                        before = None
-                        if at:
-                            before = precedes(element, found[at - 1])
-                            if filled is not None:
-                                before = tirx.any(at - 1 >= filled, before)
-                        for kept, new in ((places, tirx.Cast(place_type, place)), (found, element)):
-                            moved = new if before is None else tirx.Select(before, kept[at - 1], new)
-                            T.buffer_store(kept, tirx.Select(here, moved, kept[at]), [at])
+                kept = (_Sorted if count <= SORTED else _Heap)(found, places, count, largest)
 
                 def look_at(place: Any) -> None:
-                    with T.If(precedes(source[row, place], found[count - 1])), T.Then():
-                        insert(place, None)
+                    with T.If(kept.precedes(source[row, place], kept.last)), T.Then():
+                        kept.insert(T.bind(source[row, place]), place)
 
-                for at in range(count):
-                    T.buffer_store(found, tirx.const(0, dtype), [at])
-                    T.buffer_store(places, tirx.const(0, place_type), [at])
-                with T.serial(ZERO, extents[1]) as place:
-                    insert(place, place)
+                kept.begin(lambda place: source[row, place])
                 with T.serial(ZERO, tirx.const(ahead - count, "int64")) as place:
                     look_at(place + count)
                 with T.serial(ZERO, tirx.const((length - ahead) // block, "int64")) as number:
@@ -101,10 +86,112 @@ def few_largest(
                     join = tirx.max if largest else tirx.min
                     with T.serial(ZERO, tirx.const(block, "int64")) as x:
                         T.buffer_store(extreme, join(extreme[0], source[row, first + x]), [0])
-                    with T.If(precedes(extreme[0], found[count - 1])), T.Then():
+                    with T.If(kept.precedes(extreme[0], kept.last)), T.Then():
                         with T.serial(ZERO, tirx.const(block, "int64")) as x:
                             look_at(first + x)
-                for at in range(count):
+                kept.end()
+                with T.serial(ZERO, extents[1]) as at:
                     T.buffer_store(result, places[at], [row, at])
     attributes = {RULE_ATTRIBUTE: FEW_LARGEST_RULE, "tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": 8}
     return builder.get().with_attrs(attributes)
+
+
+class _Kept:
+    """Elements and their places that are the first so far; elements come in the order of their places."""
+
+    def __init__(self, found: Any, places: Any, count: int, largest: bool) -> None:
+        self.found, self.places, self.count, self._largest = found, places, count, largest
+        self._place_type = str(places.dtype)
+
+    def precedes(self, one: Any, other: Any) -> Any:
+        return one > other if self._largest else one < other
+
+    def put(self, at: Any, element: Any, place: Any) -> None:
+        T.buffer_store(self.found, element, [at])
+        T.buffer_store(self.places, tirx.Cast(self._place_type, place), [at])
+
+    def end(self) -> None:
+        """Put them in order."""
+
+
+class _Sorted(_Kept):
+    @property
+    def last(self) -> Any:
+        return self.found[self.count - 1]
+
+    def begin(self, element: Any) -> None:
+        for at in range(self.count):
+            self.put(at, tirx.const(0, str(self.found.dtype)), 0)
+        with T.serial(ZERO, tirx.const(self.count, "int64")) as place:
+            self.insert(T.bind(element(place)), place, place)
+
+    def insert(self, element: Any, place: Any, filled: Any = None) -> None:
+        """Move what an element precedes by one; of the first ``filled`` places is known what they hold."""
+        for at in range(self.count - 1, -1, -1):
+            here = self.precedes(element, self.found[at])
+            if filled is not None:
+                here = tirx.any(at >= filled, here)
+            before = None
+            if at:
+                before = self.precedes(element, self.found[at - 1])
+                if filled is not None:
+                    before = tirx.any(at - 1 >= filled, before)
+            for kept, new in ((self.places, tirx.Cast(self._place_type, place)), (self.found, element)):
+                moved = new if before is None else tirx.Select(before, kept[at - 1], new)
+                T.buffer_store(kept, tirx.Select(here, moved, kept[at]), [at])
+
+
+class _Heap(_Kept):
+    """A binary heap: nothing comes behind what is above it."""
+
+    def __init__(self, found: Any, places: Any, count: int, largest: bool) -> None:
+        super().__init__(found, places, count, largest)
+        one = tirx.const(1, "int64")
+        self._hole = T.sblock_alloc_buffer((one,), "int64", scope="local")
+        self._next = T.sblock_alloc_buffer((one,), "int64", scope="local")
+
+    @property
+    def last(self) -> Any:
+        return self.found[0]
+
+    def begin(self, element: Any) -> None:
+        with T.serial(ZERO, tirx.const(self.count, "int64")) as place:
+            self.put(place, element(place), place)
+        parents = self.count // 2
+        with T.serial(ZERO, tirx.const(parents, "int64")) as number:
+            at = T.bind(parents - 1 - number)
+            self._sift(at, T.bind(self.found[at]), T.bind(self.places[at]), self.count)
+
+    def insert(self, element: Any, place: Any) -> None:
+        self._sift(ZERO, element, T.bind(tirx.Cast(self._place_type, place)), self.count)
+
+    def end(self) -> None:
+        with T.serial(ZERO, tirx.const(self.count - 1, "int64")) as number:
+            size = T.bind(self.count - 1 - number)
+            element, place = T.bind(self.found[size]), T.bind(self.places[size])
+            self.put(size, self.found[0], self.places[0])
+            self._sift(ZERO, element, place, size)
+
+    def _sift(self, start: Any, element: Any, place: Any, size: Any) -> None:
+        """Let an element sink from a place on, until nothing below comes behind it."""
+        hole, following = self._hole, self._next
+        T.buffer_store(hole, start, [0])
+        T.buffer_store(following, 2 * start + 1, [0])
+        # A place beyond the end says that it stays.
+        with T.serial(ZERO, tirx.const(self.count.bit_length(), "int64")), T.If(following[0] < size), T.Then():
+            left = T.bind(following[0])
+            right = T.bind(tirx.min(left + 1, size - 1))
+            child = T.bind(tirx.Select(self._behind(right, self.found[left], self.places[left]), right, left))
+            with T.If(self._behind(child, element, place)):
+                with T.Then():
+                    self.put(hole[0], self.found[child], self.places[child])
+                    T.buffer_store(hole, child, [0])
+                    T.buffer_store(following, 2 * child + 1, [0])
+                with T.Else():
+                    T.buffer_store(following, tirx.Cast("int64", size), [0])
+        self.put(hole[0], element, place)
+
+    def _behind(self, at: Any, element: Any, place: Any) -> Any:
+        """Whether what is kept at a place comes behind an element."""
+        found = self.found[at]
+        return tirx.any(self.precedes(element, found), tirx.all(found == element, self.places[at] > place))

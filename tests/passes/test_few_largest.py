@@ -36,7 +36,20 @@ def sorted_places(x: np.ndarray, largest: bool) -> np.ndarray:
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize(
     ("shape", "count"),
-    [((1,), 1), ((3, 7), 7), ((17, 17), 3), ((3, 31), 16), ((2, 3, 33), 5), ((7, 127), 1), ((2, 1000), 10)],
+    [
+        ((1,), 1),
+        ((3, 7), 7),
+        ((17, 17), 3),
+        ((3, 31), 16),
+        ((2, 3, 33), 5),
+        ((7, 127), 1),
+        ((2, 1000), 10),
+        ((3, 17), 17),
+        ((2, 3, 33), 20),
+        ((2, 1000), 100),
+        ((1, 127), 126),
+        ((2, 2100), 2048),
+    ],
 )
 def test_shapes(shape: tuple[int, ...], count: int, largest: bool) -> None:
     run = runner(shape, count, "float32", largest)
@@ -49,17 +62,20 @@ def test_shapes(shape: tuple[int, ...], count: int, largest: bool) -> None:
         np.testing.assert_array_equal(values, np.take_along_axis(x, expected, -1))
 
 
+@pytest.mark.parametrize("count", [5, 20])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "float16", "float64"])
-def test_types(dtype: str) -> None:
+def test_types(dtype: str, count: int) -> None:
     rng = np.random.default_rng(0)
     x = rng.integers(0, 9, (7, 37)).astype(dtype)
     if "int" in dtype:
         x = np.where(x > 6, np.iinfo(dtype).min, np.where(x > 4, np.iinfo(dtype).max, x)).astype(dtype)
     for largest in (True, False):
-        values = runner(x.shape, 5, dtype, largest, ret_type="values")(tvm.runtime.tensor(x)).numpy()
-        places = runner(x.shape, 5, dtype, largest, ret_type="indices", dtype="int32")(tvm.runtime.tensor(x)).numpy()
+        values = runner(x.shape, count, dtype, largest, ret_type="values")(tvm.runtime.tensor(x)).numpy()
+        places = runner(x.shape, count, dtype, largest, ret_type="indices", dtype="int32")(
+            tvm.runtime.tensor(x)
+        ).numpy()
         wide = x.astype("int64")
-        expected = np.argsort(np.invert(wide) if largest else wide, -1, kind="stable")[:, :5]
+        expected = np.argsort(np.invert(wide) if largest else wide, -1, kind="stable")[:, :count]
         assert places.dtype == "int32"
         np.testing.assert_array_equal(places, expected)
         np.testing.assert_array_equal(values, np.take_along_axis(x, expected, -1))

@@ -3,7 +3,8 @@
 before: ``i = topk(x, 5, axis=1, ret_type="indices")`` with ``x: [128, 1000]`` of integers, as which floats are ordered
 after:  ``i = few_largest(x)`` (:mod:`tvm_ext.schedules.cpu.few_largest`)
 
-Values are gathered by the places. TVM's library copies a row into pairs of elements and places, and sorts those.
+Values are gathered by the places. The kernel keeps few elements in order, and up to 2,048 as a heap; TVM's library
+copies a row into pairs of elements and places, and sorts those.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from tvm_ext.relax_utils import open_shape, rewriting_pass
 from tvm_ext.schedules.cpu.few_largest import few_largest as kernel_of_few
 from tvm_ext.schedules.cpu.machine import Machine
 
-MOST = 16
-"""So many are kept at most: an element that is among them is compared with each."""
+MOST = 2048
+"""So many are kept at most: they stand on the stack of a thread."""
 
 
 def few_largest(machine: Machine) -> tvm.transform.Pass:
