@@ -53,7 +53,7 @@ def _only_read(func: tirx.PrimFunc) -> set[Any]:
     written: set[Any] = set()
 
     def declare(statement: Any) -> None:
-        arguments = getattr(statement.data, "args", ())
+        arguments = list(getattr(statement.data, "args", []))
         if len(arguments) == 1 and arguments[0] in names:
             names[arguments[0]].add(statement.buffer)
 

@@ -7,7 +7,7 @@ computes is found by numbering values: equal kernels of equal operands are equal
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
@@ -110,7 +110,7 @@ def _is_group(func: relax.Function) -> bool:
     return bool(func.attrs) and "Primitive" in func.attrs
 
 
-def _words_of_groups(before: Any, after: Any, groups: Mapping[str, Any]) -> dict[Any, tuple[str, ...]]:
+def _words_of_groups(before: Any, after: Any, groups: dict[str, Any]) -> dict[Any, tuple[str, ...]]:
     """Find the words of each call of a kernel or of a group in a function that was grouped."""
     words: dict[int, dict[str, None]] = {}
     origins = all_origins(before)
