@@ -10,7 +10,9 @@ import pytest
 import tvm
 from hypothesis import given
 from hypothesis import strategies as st
+from tvm import relax
 
+import tvm_ext
 from tvm_ext.backends.cpu.target import native_target, warn_if_baseline
 from tvm_ext.errors import PerformanceWarning, TargetError
 from tvm_ext.schedules.cpu.machine import machine_of
@@ -51,6 +53,28 @@ def test_names_that_llvm_knows_as_another(name: str, capfd: pytest.CaptureFixtur
     resolved = resolve_target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": name})
     assert machine_of(resolved).dot_product in ("sdot", "sudot")
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"mcpu": "skylake-avx512", "mattr": ["-avx512bw"]},
+        {"mcpu": "x86-64", "mattr": ["+avx512f", "+avx512vl"]},
+        {"mcpu": "znver4", "mattr": ["-avx512vnni,-avx512bw"], "num-cores": 3},
+    ],
+)
+def test_halves_of_avx512_that_llvm_has_no_code_for(config: dict[str, Any]) -> None:
+    """LLVM cannot select a comparison of 16 float16 with AVX512VL and without AVX512BW, and ends the process."""
+    target = resolve_target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", **config})
+    features = set(map(str, tvm.target.codegen.llvm_get_cpu_features(target)))
+    assert "avx512f" in features
+    assert "avx512vl" not in features
+    assert target.attrs.get("num-cores") == config.get("num-cores")
+    x = relax.Var("x", relax.TensorType((127, 32), "float16"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(relax.op.less(x, x)))
+    assert tvm_ext.compile(builder.get(), target)
 
 
 def test_host_code_of_a_gpu_is_for_this_cpu() -> None:

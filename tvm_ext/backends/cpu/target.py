@@ -44,7 +44,8 @@ def native_target() -> tvm.target.Target:
     """Build the LLVM target of this machine: its CPU model, where its flags differ from it, and its physical cores."""
     cpu = native_cpu()
     features = {"mattr": list(cpu.features)} if cpu.features else {}
-    return tvm.target.Target({"kind": "llvm", "mcpu": cpu.name, **features, "num-cores": physical_cores()})
+    config = {"kind": "llvm", "mcpu": cpu.name, **features, "num-cores": physical_cores()}
+    return _without_half_of_avx512(tvm.target.Target(config))
 
 
 def warn_if_baseline(target: tvm.target.Target) -> None:
@@ -169,7 +170,19 @@ def check_llvm(target: tvm.target.Target) -> tvm.target.Target:
         raise TargetError(f"target field mcpu: LLVM has no CPU {mcpu!r} for {triple}; {_instead_of(mcpu, triple)}")
     codegen.llvm_get_vector_width(target)  # makes LLVM look at every other field
     _check_features(target, triple)
-    return target
+    return _without_half_of_avx512(target)
+
+
+def _without_half_of_avx512(target: tvm.target.Target) -> tvm.target.Target:
+    """Take AVX512VL from a target without AVX512BW, for which LLVM ends the process over comparisons of float16.
+
+    No processor is so, but a hypervisor may say so of it, and who leaves out features.
+    """
+    features = {str(name) for name in tvm.target.codegen.llvm_get_cpu_features(target)}
+    if "avx512vl" not in features or "avx512bw" in features:
+        return target
+    mattr = [str(entry) for entry in target.attrs.get("mattr", ()) if str(entry) != "+avx512vl"]
+    return tvm.target.Target({**target.export(), "mattr": [*mattr, "-avx512vl"]})
 
 
 def _instead_of(mcpu: str, triple: str) -> str:
