@@ -31,6 +31,7 @@ from tvm_ext.memory.relax.sliced_convolutions import slice_convolutions
 from tvm_ext.memory.relax.trial import peak_on_trial
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.crop_results import crop_results
+from tvm_ext.passes.dataflow_reshapes import dataflow_reshapes
 from tvm_ext.passes.decompose_attention import decompose_attention
 from tvm_ext.passes.derived_extents import derived_extents
 from tvm_ext.passes.empty_tensors import allocate_empty_constants, empty_tensors
@@ -255,7 +256,7 @@ def lower(
 ) -> Passes:
     """Make allocations and destinations of results explicit; ``loops`` take loops over images before calls do."""
     return [
-        relax.transform.RewriteDataflowReshape(),
+        dataflow_reshapes(),
         relax.transform.ToNonDataflow(),
         relax.transform.RemovePurityChecking(),
         relax.transform.CallTIRRewrite(),

@@ -6,6 +6,7 @@ binding becomes one node, in the same order, so a plan made on the graph can be 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -154,9 +155,23 @@ def is_view(func: tvm.tirx.PrimFunc) -> bool:
     return _reshaped(func) is not None
 
 
+def has_huge_tensor(func: tvm.tirx.PrimFunc) -> bool:
+    """Whether a parameter of a kernel has more elements than an int32 counts."""
+    sizes = (math.prod(map(int, extents)) for extents in map(_numbers, func.params) if extents is not None)
+    return any(size >= 2**31 for size in sizes)
+
+
+def _numbers(parameter: Any) -> list[Any] | None:
+    """Give the extents of a tensor if all are numbers."""
+    extents = list(getattr(parameter, "shape", ()))
+    return extents if all(isinstance(extent, tvm.tirx.IntImm) for extent in extents) else None
+
+
 def _reshaped(func: Any) -> int | None:
-    # The analysis takes functions made of blocks only.
-    if not isinstance(func.body, SBlockRealize) or not relax.analysis.has_reshape_pattern(func):
+    # The analysis takes functions made of blocks only, and fails where it counts elements beyond int32.
+    if not isinstance(func.body, SBlockRealize) or has_huge_tensor(func):
+        return None
+    if not relax.analysis.has_reshape_pattern(func):
         return None
     read = set()
 

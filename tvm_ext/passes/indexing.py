@@ -16,6 +16,7 @@ these are several axes of which an inner one is shorter than the tensor's.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import tvm
@@ -93,6 +94,36 @@ def legalize_scatter(builder: relax.BlockBuilder, call: relax.Call) -> relax.Exp
     return relax.op.astype(builder.emit(legalize(builder, builder.normalize(call))), "bool")
 
 
+def legalize_strided_slice(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Lower ``strided_slice``, TVM's kernel of which counts the elements between two bounds in an int32."""
+    x, shape, bounds = call.args[0], call.ty.shape, call.args[1:]
+    extents = list(x.ty.shape) if isinstance(x.ty.shape, relax.ShapeExpr) else []
+    if not all(isinstance(part, relax.Tuple) and _are_numbers(part.fields) for part in bounds):
+        return _by_tvm(builder, call)
+    axes, begins, _ends, *rest = [[int(number) for number in part.fields] for part in bounds]
+    axes = [axis % len(extents) for axis in axes] if extents else []
+    steps = rest[0] if rest else [1] * len(axes)
+    sizes = [extents[axis] for axis in axes]
+    if not axes or not _are_numbers(sizes) or min(steps) < 1 or max(map(int, sizes)) < 2**31:
+        return _by_tvm(builder, call)
+    firsts = [max(begin + int(size), 0) if begin < 0 else begin for begin, size in zip(begins, sizes, strict=True)]
+
+    def slices(x: te.Tensor) -> te.Tensor:
+        def element(*where: Any) -> Any:
+            places = list(where)
+            for axis, first, step in zip(axes, firsts, steps, strict=True):
+                places[axis] = places[axis] * step + first
+            return x(*places)
+
+        return te.compute(list(shape), element, "slice")
+
+    return builder.call_te(slices, x, primfunc_name_hint="strided_slice")
+
+
+def _are_numbers(extents: Iterable[Any]) -> bool:
+    return all(isinstance(extent, tirx.IntImm) for extent in extents)
+
+
 def _by_tvm(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return tvm.ir.Op.get(call.op.name).get_attr("FLegalize")(builder, call)
 
@@ -129,5 +160,6 @@ INDEXING_LEGALIZATIONS = {
     "relax.scatter_elements": legalize_scatter,
     "relax.scatter_nd": legalize_scatter,
     "relax.slice_scatter": legalize_slice_scatter,
+    "relax.strided_slice": legalize_strided_slice,
     "relax.take": legalize_take,
 }
