@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax, tirx
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -20,6 +22,7 @@ from tvm_ext.artifact.compiled_model import CompiledModel
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.compiler import lower
 from tvm_ext.frontend import import_model
+from tvm_ext.memory.relax.segment_body import Body
 from tvm_ext.memory.relax.segment_code import SEGMENT_ATTRIBUTE
 from tvm_ext.options import PipelineOptions
 
@@ -138,6 +141,17 @@ def test_what_is_written_down_of_a_plan_holds() -> None:
                 if name != other and first <= end and begin <= last:
                     assert name in above[other] or other in above[name]
         assert max(found["ratios"]) <= 1.25
+
+
+def test_offsets_do_not_grow_as_they_are_simplified() -> None:
+    """Each stands above two others; written in full the last would be the maximum of thousands."""
+    n = tirx.Var("n", "int64")
+    below = {f"t{number}": [f"t{other}" for other in (number - 1, number - 2) if other >= 0] for number in range(20)}
+    sizes = {name: n * (4 * number + 4) for number, name in enumerate(below)}
+    plan = SimpleNamespace(below=below)
+    function = Body({}, [], plan, sizes, [n], []).function()  # type: ignore[arg-type]
+    simplified = tvm.tirx.transform.StmtSimplify()(tvm.IRModule({"main": function}))
+    assert len(simplified["main"].script()) < 10_000
 
 
 def test_a_loaded_model_computes_the_same(model: CompiledModel, tmp_path: Path) -> None:

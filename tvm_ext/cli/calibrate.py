@@ -104,7 +104,7 @@ def renew_calibration(target: Any, quiet: bool = False) -> None:
     from tvm_ext.target import resolve_target
 
     path = calibration_path()
-    if path is None or not os.path.exists(path) or not is_this_cpu(resolve_target(target)) or stale(FIGURES) is None:
+    if path is None or not os.path.isfile(path) or not is_this_cpu(resolve_target(target)) or stale(FIGURES) is None:
         return
     start = time.perf_counter()
     try:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import tvm_ext
+from tvm_ext.errors import UnsupportedOperatorError
 
 pytestmark = pytest.mark.torch
 
@@ -134,3 +135,20 @@ def test_places_of_maxima(axes: int) -> None:
     found = tvm_ext.compile(module, example_inputs=(picture,)).run([picture.numpy()])
     for ours, theirs in zip(found.values(), pytree.tree_leaves(module(picture)), strict=True):
         np.testing.assert_array_equal(ours, theirs.numpy())
+
+
+def test_a_convolution_of_each_sample_needs_a_known_batch() -> None:
+    class Modulated(nn.Module):
+        def forward(self, x: Any, scale: Any) -> Any:
+            batch = x.shape[0]
+            weight = torch.ones(4, 3, 2, 3)[None] * scale[:, :, None, None, None]
+            return F.conv2d(x.reshape(1, -1, 7, 12), weight.reshape(-1, 3, 2, 3), groups=batch)
+
+    inputs = PICTURE.nan_to_num(0, 0, 0), torch.ones(2, 4)
+    known = torch.export.export(Modulated(), inputs)
+    (found,) = tvm_ext.compile(known).run([value.numpy() for value in inputs]).values()
+    np.testing.assert_allclose(found, Modulated()(*inputs).numpy(), atol=1e-5)
+    spec = {0: torch.export.Dim.AUTO}
+    opened = torch.export.export(Modulated(), inputs, dynamic_shapes=(spec, spec))
+    with pytest.raises(UnsupportedOperatorError, match="the number of groups is an open size"):
+        tvm_ext.compile(opened)

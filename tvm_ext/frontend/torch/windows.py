@@ -257,6 +257,8 @@ def convolution(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
 
     Such an output padding is less padding at the end, and zeros where there is none to take away.
     """
+    if not isinstance(node.args[8], int):
+        raise NotImplementedError(f"the number of groups is an open size ({node.args[8]}); export it with a fixed one")
     transposed = bool(argument(node, 6, "transposed", False))
     axes = len(importer.env[node.args[0]].ty.shape) - 2
     strides, pads, dilation, further = (for_each_axis(node.args[place], axes) for place in (3, 4, 5, 7))

@@ -199,11 +199,15 @@ class Body:
         offsets: dict[str, Any] = {}
         ends: dict[str, Any] = {}
         below = self.plan.below
-        for name, lower in below.items():
+        # TVM would put a computed number's expression wherever it is used, and a maximum of maxima in full.
+        kept = T.alloc_buffer((len(below),), "int64", scope="local")
+        for number, (name, lower) in enumerate(below.items()):
             offset: Any = tirx.const(0, "int64")
             for other in lower:
                 offset = ends[other] if other == lower[0] else tirx.max(offset, ends[other])
-            offsets[name] = T.bind(offset) if lower else offset
+            if lower:
+                T.buffer_store(kept, offset, [number])
+            offsets[name] = T.bind(kept[number]) if lower else offset
             size = tirx.floordiv(put(self.sizes[name], values) + (ALIGNMENT - 1), ALIGNMENT) * ALIGNMENT
             ends[name] = T.bind(simple(offsets[name] + size))
         highest = [name for name in below if not any(name in lower for lower in below.values())]
