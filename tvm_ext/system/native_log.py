@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,7 +26,8 @@ def captured_stderr() -> Iterator[list[str]]:
         yield lines
         return
     try:
-        with tempfile.TemporaryFile() as stream:
+        # In memory: there may be no folder for temporary files, or a full one.
+        with os.fdopen(os.memfd_create("tvm_ext"), "w+b") as stream:
             os.dup2(stream.fileno(), 2)
             try:
                 yield lines
