@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from tvm import relax
+from tvm.script import relax as R
 
 from scripts.cuda.kernels import kernels_of, target_of
 from tests.schedules.kernels import graph
 from tvm_ext.backends.cuda.emulator.emulate import Emulator
+from tvm_ext.backends.cuda.emulator.memory import numpy_type
+from tvm_ext.backends.cuda.resources import kernel_resources
+from tvm_ext.backends.cuda.toolkit import find_toolkit
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 
 op = relax.op
@@ -102,3 +106,17 @@ def test_sampling_by_a_grid_is_printed() -> None:
     kernels = kernels_of("graph", module, TARGET)
     assert len(kernels) > 1
     assert max(len(kernel.scheduled.script()) for kernel in kernels) < 100_000
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_divisors_with_a_zero_are_printed(dtype: str) -> None:
+    """TVM's simplifier must not see the zero of a relu in a divisor; the address of a literal, for it, is no C++."""
+    x = np.array([NAN, INFINITY, -INFINITY, 1.5, -2, 0], numpy_type(dtype))
+    module = graph(lambda _, a: op.divide(R.const(1.0, dtype), op.nn.relu(a)), [(x.shape, dtype)])
+    (kernel,) = kernels_of("graph", module, TARGET)
+    got = Emulator(kernel.scheduled, TARGET)([x, np.full_like(x, 7)]).arrays[-1].astype("float64")
+    with np.errstate(divide="ignore"):
+        np.testing.assert_array_equal(got, (1 / np.maximum(x, x.dtype.type(0))).astype("float64"))
+    toolkit = find_toolkit()
+    if toolkit is not None:
+        assert kernel_resources({"kernel": kernel.scheduled}, TARGET, toolkit)

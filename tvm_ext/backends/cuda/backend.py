@@ -19,6 +19,7 @@ from tvm_ext.backends.cuda.here import check_gpu
 from tvm_ext.backends.cuda.host_operators import host_operators
 from tvm_ext.backends.cuda.keep_nan import keep_nan
 from tvm_ext.backends.cuda.kernel_limits import check_kernels, over_a_limit, within_limits
+from tvm_ext.backends.cuda.literal_bits import literal_bits
 from tvm_ext.backends.cuda.narrow_vectors import narrow_vectors
 from tvm_ext.backends.cuda.own_locals import own_locals
 from tvm_ext.backends.cuda.resources import resource_table
@@ -111,6 +112,7 @@ def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOpti
         dlight.ApplyDefaultSchedule(dlight.gpu.Fallback()),
         own_locals(),
         protect_cancellations(),
+        literal_bits(),
         bounds_apart(),
         keep_nan(),
         narrow_vectors(),
@@ -169,7 +171,14 @@ CUDA = Backend(
     | SAMPLING_LEGALIZATIONS
     | ADAPTIVE_POOLING_LEGALIZATIONS,
     machine=machine_of,
-    kernel_passes=lambda: (finish_kernels(), protect_cancellations(), bounds_apart(), keep_nan(), narrow_vectors()),
+    kernel_passes=lambda: (
+        finish_kernels(),
+        protect_cancellations(),
+        literal_bits(),
+        bounds_apart(),
+        keep_nan(),
+        narrow_vectors(),
+    ),
     check_here=check_gpu,
     check_options=check_precision,
     instructions=_offers,

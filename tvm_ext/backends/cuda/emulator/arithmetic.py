@@ -187,6 +187,8 @@ _PLAIN: dict[str, Callable[..., Any]] = {
         "shift_left": np.left_shift, "shift_right": np.right_shift,
         "bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or, "bitwise_xor": np.bitwise_xor,
         "bitwise_not": np.bitwise_not,
+        "int_as_float": lambda x: reinterpret(x, np.dtype("int32"), np.dtype("float32")),
+        "uint_as_float": lambda x: reinterpret(x, np.dtype("uint32"), np.dtype("float32")),
 }  # fmt: skip
 
 FUNCTIONS = {name: _half_through_single(function) for name, function in _PLAIN.items()}

@@ -19,6 +19,7 @@ from tvm.ir.prim import expr as prim
 from tvm_ext.backends.cuda.emulator import arithmetic
 from tvm_ext.backends.cuda.emulator.lanes import Lanes
 from tvm_ext.backends.cuda.emulator.memory import Access, Storage, numpy_type
+from tvm_ext.backends.cuda.literal_bits import has_no_address
 from tvm_ext.errors import CompileError
 from tvm_ext.schedules.cuda.exponential import FAST_EXP2
 
@@ -324,7 +325,7 @@ class Expressions:
             return Pointer(view, self.element(e.args[0].indices, view))
         if name == "tvm_access_ptr":
             inner, offset = self.pointer(e.args[1]), self.value(e.args[2])
-            dtype = numpy_type(dtype_of_annotation(e.args[0]))
+            dtype = numpy_type(dtype_of(e.args[0]))
             view = View(inner.view.slot, dtype, 1, inner.view.buffer)
             scale = inner.view.dtype.itemsize / dtype.itemsize
             start = inner.index
@@ -340,6 +341,8 @@ class Expressions:
         if name in ("likely", "tvm_thread_invariant", "ignore_loop_partition", "assume"):
             return self.code(e.args[0])
         if name == "reinterpret":
+            if has_no_address(e.args[0]):
+                raise CompileError(f"kernel {self.kernel} reads the bits of a literal, whose address TVM prints in C++")
             source, target = numpy_type(dtype_of(e.args[0])), numpy_type(dtype_of(e))
             return self._apply(lambda x: arithmetic.reinterpret(x, source, target), e.args[0])
         if name in _SHUFFLES:
@@ -347,10 +350,10 @@ class Expressions:
         if name in ("tvm_warp_activemask", "cuda.__activemask"):
             return Code(arithmetic.active_mask, CHANGING)
         if name in ("call_pure_extern", "call_extern"):
-            known = str(e.args[0].value)
-            if known.lstrip("_").removesuffix("f") in arithmetic.FUNCTIONS:
-                return self._apply(arithmetic.FUNCTIONS[known.lstrip("_").removesuffix("f")], *e.args[1:])
-            raise self.refuse(f"a call of the function {known}")
+            known = str(e.args[0].value).lstrip("_").removesuffix("f")
+            if known in arithmetic.FUNCTIONS:
+                return self._apply(arithmetic.FUNCTIONS[known], *e.args[1:])
+            raise self.refuse(f"a call of the function {e.args[0].value}")
         if name == "cuda.func_call" and str(e.args[0].value) == FAST_EXP2:
             return self._apply(arithmetic.FUNCTIONS["exp2"], e.args[1])
         if name in arithmetic.FUNCTIONS:
@@ -367,11 +370,6 @@ class Expressions:
             return arithmetic.shuffle(lanes, kind, value(lanes), other(lanes), int(width(lanes)))
 
         return Code(run, CHANGING)
-
-
-def dtype_of_annotation(e: Any) -> str:
-    """Read the type that ``type_annotation()`` stands for."""
-    return str(e.ty.dtype)
 
 
 def _under(lanes: Lanes, condition: Any, value: Value) -> Any:
