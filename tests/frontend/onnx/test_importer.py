@@ -147,6 +147,14 @@ class TestRefusals:
         model.graph.output[0].CopyFrom(helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, [2]))
         assert "output 'y' is a sequence, and only tensors can be returned" in refused(model)
 
+    def test_positions_in_sequences(self) -> None:
+        text = "g (float[2] x, int64 i) => (float[2] y) { s = SequenceConstruct (x, x) [at] y = SequenceAt (s, i) }"
+        message = refused(graph(text))
+        assert "SequenceAt node 'at' (ai.onnx): input position is computed in the graph" in message
+        with pytest.raises(ModelError, match=r"SequenceAt node 'at' \(ai.onnx\): position 2 is out of range for 2"):
+            import_model(graph(text, i=np.array(2)))
+        assert import_model(graph(text, i=np.array(-2))).mod is not None
+
     def test_nothing_is_printed(self, capfd: pytest.CaptureFixture[str]) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -176,6 +184,15 @@ class TestNames:
         imported = import_model(self.model())
         bound = [binding.var.name for block in imported.mod["main"].body.blocks for binding in block.bindings]
         assert bound[0] == "mid_dle"
+
+
+def test_long_names_of_open_dimensions() -> None:
+    name = "batch" * 2000
+    model = graph("g (float[n,2] x, float[n,2] z) => (float[n,2] y) { y = Add (x, z) }")
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = name
+    imported = import_model(model, dynamic={name: (1, 8)})
+    assert [spec.shape for spec in imported.inputs] == [(name[:100], 2)] * 2
 
 
 RENAMED = {"a": "input:0", "b": "0", "h": "mid.dle", "y": "out/put"}

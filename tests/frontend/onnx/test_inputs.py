@@ -143,6 +143,9 @@ def test_strings_and_sequences() -> None:
     parts = helper.make_tensor_sequence_value_info("parts", TensorProto.FLOAT, [2])
     with pytest.raises(UnsupportedOperatorError, match="input 'parts' is a sequence, and only tensors can be fed"):
         bind_inputs(onnx.GraphProto(input=[parts]), None, "m.onnx")
+    perhaps = helper.make_value_info("perhaps", helper.make_optional_type_proto(parts.type))
+    with pytest.raises(UnsupportedOperatorError, match="input 'perhaps' is an optional value, and only tensors can"):
+        bind_inputs(onnx.GraphProto(input=[perhaps]), None, "m.onnx")
 
 
 def test_unknown_dtype() -> None:

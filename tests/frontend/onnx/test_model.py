@@ -4,7 +4,8 @@ import os
 import pickle
 import stat
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -200,6 +201,14 @@ def link_to_zero(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
+@contextmanager
+def edited(path: Path) -> Iterator[TensorProto]:
+    """The initializer of the model in a file, written back in the end."""
+    model = onnx.ModelProto.FromString(path.read_bytes())
+    yield model.graph.initializer[0]
+    path.write_bytes(model.SerializeToString())
+
+
 class TestExternalData:
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
@@ -235,26 +244,70 @@ class TestExternalData:
         make(path.parent / "weights.bin")
         assert f"weights.bin, which is {kind}, not a regular file" in refused(path)
 
-    def test_a_file_without_end_is_not_read(self, path: Path) -> None:
+    def test_a_file_without_end_is_not_read_to_its_end(self, path: Path) -> None:
         """Half a terabyte of holes, of which the model does not say how much belongs to the tensor."""
         with (path.parent / "weights.bin").open("r+b") as stream:
             stream.truncate(2**39)
-        model = onnx.ModelProto.FromString(path.read_bytes())
-        entries = model.graph.initializer[0].external_data
-        for index in reversed(range(len(entries))):
-            if entries[index].key != "location":
-                del entries[index]
-        path.write_bytes(model.SerializeToString())
-        assert "no length from byte 0 on, and the file has 549755813888" in refused(path)
+        with edited(path) as tensor:
+            for index in reversed(range(len(tensor.external_data))):
+                if tensor.external_data[index].key != "location":
+                    del tensor.external_data[index]
+        self.test_is_read(path)
+
+    def test_links(self, path: Path) -> None:
+        """The caches of model hubs: links in a folder of names lead to files in another."""
+        (path.parent / "blobs").mkdir()
+        (path.parent / "names").mkdir()
+        for name in ("model.onnx", "weights.bin"):
+            os.replace(path.parent / name, path.parent / "blobs" / f"{name}.hash")
+            (path.parent / "names" / name).symlink_to(f"../blobs/{name}.hash")
+        self.test_is_read(path.parent / "names" / "model.onnx")
+
+    def test_a_file_of_two_names(self, path: Path) -> None:
+        os.link(path.parent / "weights.bin", path.parent / "again.bin")
+        self.test_is_read(path)
+
+    def test_in_a_function(self, path: Path) -> None:
+        constant = helper.make_node("Constant", [], ["k"])
+        value = onnx.ModelProto.FromString(path.read_bytes()).graph.initializer[0]
+        constant.attribute.append(helper.make_attribute("value", value))
+        nodes = [constant, helper.make_node("Mul", ["x", "k"], ["y"])]
+        function = helper.make_function("acme", "Scale", ["x"], ["y"], nodes, [helper.make_opsetid("", 17)])
+        ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [200, 300]) for name in ("x", "y")]
+        graph = helper.make_graph([helper.make_node("Scale", ["x"], ["y"], domain="acme")], "g", ends[:1], ends[1:])
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("acme", 1)]
+        path.write_bytes(
+            helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=8).SerializeToString()
+        )
+        tensor = load_onnx(path).proto.functions[0].node[0].attribute[0].t
+        np.testing.assert_array_equal(numpy_helper.to_array(tensor), np.ones((200, 300), "float32"))
+
+    @pytest.mark.parametrize(
+        ("field", "value", "expected"),
+        [
+            ("location", "", "which field location does not name"),
+            ("location", "w" * 10_000, "which cannot be read: File name too long"),
+            ("location", "a\0b", "a\\x00b', which is missing"),
+            ("offset", "-4", "field offset is '-4', not a number of bytes"),
+            ("length", "9" * 5000, "field length is '9999"),
+            ("length", "239996", "but the model names 239996 bytes from byte 0 on"),
+        ],
+    )
+    def test_odd_fields(self, path: Path, field: str, value: str, expected: str) -> None:
+        with edited(path) as tensor:
+            next(entry for entry in tensor.external_data if entry.key == field).value = value
+        assert expected in refused(path)
 
     def test_outside_the_folder(self, path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
         secret = tmp_path_factory.mktemp("elsewhere") / "weights.bin"
         os.replace(path.parent / "weights.bin", secret)
-        data = path.read_bytes()
-        model = onnx.ModelProto.FromString(data)
-        model.graph.initializer[0].external_data[0].value = os.path.relpath(secret, path.parent)
-        path.write_bytes(model.SerializeToString())
-        assert "cannot be used" in refused(path)
+        with edited(path) as tensor:
+            tensor.external_data[0].value = os.path.relpath(secret, path.parent)
+        assert "outside of the folder of the model" in refused(path)
+        (path.parent / "weights.bin").symlink_to(secret)
+        with edited(path) as tensor:
+            tensor.external_data[0].value = "weights.bin"
+        assert "outside of the folder of the model" in refused(path)
 
     def test_of_a_model_without_a_folder(self, path: Path) -> None:
         assert "give the path of the model" in refused(path.read_bytes())

@@ -30,6 +30,31 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attribute.graphs
 
 
+def tensors(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    """Every tensor that a model, its subgraphs and its functions hold, with words for where it is."""
+    yield from _tensors_of(proto.graph)
+    for function in proto.functions:
+        for node in function.node:
+            yield from _tensors_of_node(node)
+
+
+def _tensors_of(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    for tensor in graph.initializer:
+        yield f"initializer {tensor.name!r}", tensor
+    for node in graph.node:
+        yield from _tensors_of_node(node)
+
+
+def _tensors_of_node(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    for attribute in node.attribute:
+        if attribute.HasField("t"):
+            yield f"attribute {attribute.name!r} of {node_label(node)}", attribute.t
+        for tensor in attribute.tensors:
+            yield f"attribute {attribute.name!r} of {node_label(node)}", tensor
+    for subgraph in subgraphs(node):
+        yield from _tensors_of(subgraph)
+
+
 def outer_reads(graph: onnx.GraphProto) -> set[str]:
     """Names that a subgraph reads from the graphs around it."""
     own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}

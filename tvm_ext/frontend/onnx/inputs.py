@@ -15,6 +15,7 @@ from onnx import helper
 from tvm_ext.dynamic import OpenDimension
 from tvm_ext.errors import InputError, UnsupportedOperatorError
 from tvm_ext.frontend.onnx.open_inputs import OpenInputs, listed, request, spelled
+from tvm_ext.frontend.onnx.values import kind_of
 from tvm_ext.tensor_spec import TensorSpec
 
 # A leading dimension of such a name is a batch; so is one without a name, or with one that an exporter made up.
@@ -125,8 +126,8 @@ def _declared(value: onnx.ValueInfoProto, source: str) -> list[int | str | None]
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         raise UnsupportedOperatorError(
-            f"{source}: input {value.name!r} is a {(kind or 'value of unknown type').removesuffix('_type')}, and only "
-            "tensors can be fed; export the model with tensor inputs"
+            f"{source}: input {value.name!r} is {kind_of(value.type)}, and only tensors can be fed; "
+            "export the model with tensor inputs"
         )
     tensor = value.type.tensor_type
     if tensor.elem_type == onnx.TensorProto.STRING:

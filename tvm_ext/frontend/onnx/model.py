@@ -8,28 +8,26 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, Message
 from onnx import external_data_helper, helper
 
 from tvm_ext.errors import ModelError
-from tvm_ext.frontend.onnx.graph import domain_of, node_label, subgraphs
+from tvm_ext.frontend.onnx.external_data import load_external_data
+from tvm_ext.frontend.onnx.graph import domain_of, subgraphs, tensors
 from tvm_ext.frontend.onnx.sparse import with_dense_tensors
-from tvm_ext.system.files import irregular_kind, require_regular
+from tvm_ext.frontend.onnx.tensor_sizes import EXPORT_AGAIN, check_size
+from tvm_ext.system.files import require_regular
 
 PROTOBUF_LIMIT = 2**31 - 1
 """Bytes; protobuf reads and writes nothing larger."""
 
 OLDEST_OPSET = 7
 """Before it, broadcasting was spelled out by attributes that no importer knows any more."""
-
-EXPORT_AGAIN = "export or download the model again"
 
 BYTES_FIELDS = frozenset(["s", "strings"])
 """Fields of an AttributeProto that are bytes by design."""
@@ -81,7 +79,7 @@ def load_onnx(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxMo
     if isinstance(model, onnx.ModelProto):
         loaded = OnnxModel(_normalized(model), "ModelProto")
         _require_versions(loaded)
-        if any(external_data_helper.uses_external_data(tensor) for _, tensor in _tensors(model.graph)):
+        if any(external_data_helper.uses_external_data(tensor) for _, tensor in tensors(model)):
             raise ModelError(
                 "ModelProto: its weights lie in another file that was not loaded; give the path of the model, "
                 "or load it with onnx.load(path)"
@@ -89,14 +87,14 @@ def load_onnx(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxMo
     elif isinstance(model, bytes):
         loaded = OnnxModel(_normalized(_parse(model, "bytes")), "bytes")
         _require_versions(loaded)
-        _load_external_data(loaded, None)
+        load_external_data(loaded.proto, loaded.source, None)
     else:
         path = Path(model)
         loaded = OnnxModel(_normalized(_parse(_read(path), str(path))), str(path))
         _require_versions(loaded)
-        _load_external_data(loaded, path.parent)
-    for owner, tensor in _tensors(loaded.proto.graph):
-        _check_size(loaded.source, owner, tensor)
+        load_external_data(loaded.proto, loaded.source, path)
+    for owner, tensor in tensors(loaded.proto):
+        check_size(loaded.source, owner, tensor)
     return OnnxModel(with_dense_tensors(loaded.proto, loaded.source), loaded.source)
 
 
@@ -268,105 +266,3 @@ def _uses_default_domain(graph: onnx.GraphProto) -> bool:
         domain_of(node) == "" or any(_uses_default_domain(subgraph) for subgraph in subgraphs(node))
         for node in graph.node
     )
-
-
-def _tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
-    """Every tensor that a graph and its subgraphs hold, with words for where it is."""
-    for tensor in graph.initializer:
-        yield f"initializer {tensor.name!r}", tensor
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield f"attribute {attribute.name!r} of {node_label(node)}", attribute.t
-            for tensor in attribute.tensors:
-                yield f"attribute {attribute.name!r} of {node_label(node)}", tensor
-        for subgraph in subgraphs(node):
-            yield from _tensors(subgraph)
-
-
-def _load_external_data(model: OnnxModel, folder: Path | None) -> None:
-    for owner, tensor in _tensors(model.proto.graph):
-        if not external_data_helper.uses_external_data(tensor):
-            continue
-        location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
-        if folder is None:
-            raise ModelError(
-                f"{model.source}: the data of {owner} lies in another file, {location!r}; give the path of the model"
-            )
-        place = f"{model.source}: the data of {owner} should be in {folder / location}"
-        kind = irregular_kind(folder / location)
-        if kind is not None:
-            raise ModelError(f"{place}, which is {kind}, not a regular file; put the file of weights there")
-        if not location or not (folder / location).is_file():
-            raise ModelError(f"{place}, which is missing; put that file beside the model")
-        _check_external_size(place, owner, tensor, folder / location)
-        try:
-            external_data_helper.load_external_data_for_tensor(tensor, str(folder))
-        except Exception as error:  # onnx raises its checker's error, ValueError or OSError
-            raise ModelError(f"{place}, which cannot be used: {' '.join(str(error).split())}; {EXPORT_AGAIN}") from None
-        tensor.data_location = onnx.TensorProto.DEFAULT
-        del tensor.external_data[:]
-
-
-def _check_external_size(place: str, owner: str, tensor: onnx.TensorProto, path: Path) -> None:
-    """Compare what is to be read from another file with the shape before it is read: it may be any length."""
-    dtype, elements = _declared(place, owner, tensor)
-    expected = -(-elements * _bits(tensor.data_type, dtype) // 8)
-    fields = {entry.key: entry.value for entry in tensor.external_data}
-    try:
-        offset, length = int(fields.get("offset", 0)), int(fields["length"]) if "length" in fields else None
-        size = path.stat().st_size
-    except (OSError, ValueError):  # to be said by what reads it
-        return
-    found = size - offset if length is None else length
-    if found != expected or offset + found > size:
-        what = "no length" if length is None else f"{length} bytes"
-        kind = f"shape {list(tensor.dims)} and dtype {dtype}"
-        raise ModelError(
-            f"{place}, {expected} bytes of {kind}, but the model names {what} from "
-            f"byte {offset} on, and the file has {size}; put the file that was exported with the model there, or "
-            f"{EXPORT_AGAIN}"
-        )
-
-
-def _declared(source: str, owner: str, tensor: onnx.TensorProto) -> tuple[np.dtype, int]:
-    """Type of a tensor and how many elements its shape asks for."""
-    try:
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    except (KeyError, TypeError, ValueError):
-        raise ModelError(f"{source}: {owner} has the unknown dtype number {tensor.data_type}; {EXPORT_AGAIN}") from None
-    if any(dim < 0 for dim in tensor.dims):
-        raise ModelError(f"{source}: {owner} has the impossible shape {list(tensor.dims)}; {EXPORT_AGAIN}")
-    return dtype, int(np.prod([int(dim) for dim in tensor.dims], dtype=object)) if tensor.dims else 1
-
-
-def _check_size(source: str, owner: str, tensor: onnx.TensorProto) -> None:
-    """Compare the bytes that a tensor holds with its shape and dtype."""
-    dtype, elements = _declared(source, owner, tensor)
-    if tensor.data_type == onnx.TensorProto.STRING:
-        found, expected = len(tensor.string_data), elements
-    elif tensor.HasField("raw_data"):
-        found, expected = len(tensor.raw_data), -(-elements * _bits(tensor.data_type, dtype) // 8)
-    else:
-        per_value = {
-            onnx.TensorProto.COMPLEX64: 2,
-            onnx.TensorProto.COMPLEX128: 2,
-        }.get(tensor.data_type, 1)
-        values = getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type))
-        packed = 8 // _bits(tensor.data_type, dtype) if _bits(tensor.data_type, dtype) < 8 else 1
-        found, expected = len(values), -(-elements * per_value // packed)
-    if found != expected:
-        unit = "bytes" if tensor.HasField("raw_data") else "values"
-        raise ModelError(
-            f"{source}: {owner} of shape {list(tensor.dims)} and dtype {dtype} should hold {expected} {unit} but holds "
-            f"{found}; the file is damaged, {EXPORT_AGAIN}"
-        )
-
-
-def _bits(data_type: int, dtype: np.dtype) -> int:
-    name = onnx.TensorProto.DataType.Name(data_type)
-    if name in ("INT4", "UINT4", "FLOAT4E2M1"):
-        return 4
-    if name in ("INT2", "UINT2"):
-        return 2
-    return dtype.itemsize * 8

@@ -12,6 +12,9 @@ from tvm_ext.dynamic import ALL, OpenDimension
 from tvm_ext.errors import InputError
 from tvm_ext.graph.symbolic import symbol
 
+_LONGEST_NAME = 100
+"""Characters of a dimension's name that are kept: terms of several such names have a limit of their own."""
+
 
 class OpenInputs:
     """Which dimensions of the inputs stay open, and under which names.
@@ -158,7 +161,7 @@ class OpenInputs:
 
 def _identifier(name: str, taken: Iterable[str]) -> str:
     """Spell a name as an identifier that is not yet taken."""
-    base = re.sub(r"\W", "_", name, flags=re.ASCII)
+    base = re.sub(r"\W", "_", name[:_LONGEST_NAME], flags=re.ASCII)
     base = base if base[:1].isalpha() or base[:1] == "_" else f"dim_{base}"
     found, number, others = base, 1, set(taken)
     while found in others or keyword.iskeyword(found):

@@ -16,7 +16,7 @@ from tvm_ext.frontend.onnx.graph import reads
 from tvm_ext.frontend.onnx.infer import MalformedNodeError, OtherTypes
 from tvm_ext.frontend.onnx.inputs import bind_inputs
 from tvm_ext.frontend.onnx.model import EXPORT_AGAIN, OnnxModel
-from tvm_ext.frontend.onnx.values import Value, byte_count, known_shape
+from tvm_ext.frontend.onnx.values import Value, byte_count, kind_of, known_shape
 from tvm_ext.tensor_spec import TensorSpec
 
 LARGEST_TENSOR = 2**36
@@ -119,8 +119,8 @@ def prepare(
         kind = (value.type or declared.type).WhichOneof("value") or "tensor_type"
         if kind != "tensor_type":
             raise UnsupportedOperatorError(
-                f"{model.source}: output {declared.name!r} is a {kind.removesuffix('_type')}, and only tensors can be "
-                "returned; export the model with tensor outputs"
+                f"{model.source}: output {declared.name!r} is {kind_of(value.type or declared.type)}, and only "
+                "tensors can be returned; export the model with tensor outputs"
             )
         promised = declared.type.tensor_type.elem_type
         made = value.type.tensor_type.elem_type if value.type else 0

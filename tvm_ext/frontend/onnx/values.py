@@ -188,3 +188,10 @@ def element_type_only(type_proto: onnx.TypeProto) -> onnx.TypeProto | None:
     if not type_proto.HasField("tensor_type"):
         return None
     return helper.make_tensor_type_proto(type_proto.tensor_type.elem_type, None)
+
+
+def kind_of(declared: onnx.TypeProto) -> str:
+    """Say what a value is that is not a tensor."""
+    kinds = {"optional_type": "an optional value", "sparse_tensor_type": "a sparse tensor"}
+    kind = declared.WhichOneof("value")
+    return "of no known type" if kind is None else kinds.get(kind, f"a {kind.removesuffix('_type')}")

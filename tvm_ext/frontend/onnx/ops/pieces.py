@@ -2,7 +2,8 @@
 
 TVM's converters stack the operands of the first two and reduce, copies and all; refuse a PRelu whose slope has one
 element or is broadcast; multiply by 0 what ThresholdedRelu leaves out, which is NaN for an infinity, and only in single
-precision; and a Celu of a scalar, expanded as ONNX defines it, has an axis too many.
+precision; and a Celu of a scalar, expanded as ONNX defines it, has an axis too many. That of SequenceAt does not say
+what is wrong with a position.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 from tvm.relax.frontend.onnx.onnx_frontend import OnnxOpConverter
+
+from tvm_ext.frontend.onnx.ops.base import Converter, Node
 
 
 class _Extreme(OnnxOpConverter):
@@ -77,6 +80,18 @@ class Celu(OnnxOpConverter):
         return relax.op.add(bb.normalize(relax.op.nn.relu(inputs[0])), below)
 
 
+class SequenceAt(Converter):
+    """An element of a sequence."""
+
+    @classmethod
+    def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
+        """Give the element."""
+        position, elements = int(node.scalar(inputs[1], "position")), list(inputs[0])
+        if not -len(elements) <= position < len(elements):
+            node.damaged(f"position {position} is out of range for {len(elements)} elements")
+        return elements[position]
+
+
 class OptionalHasElement(OnnxOpConverter):
     """Whether there is something in an optional value; nothing is in one that is left out."""
 
@@ -93,5 +108,6 @@ CONVERTERS: dict[tuple[str, str], type] = {
     ("", "PRelu"): PRelu,
     ("", "ThresholdedRelu"): ThresholdedRelu,
     ("", "Celu"): Celu,
+    ("", "SequenceAt"): SequenceAt,
     ("", "OptionalHasElement"): OptionalHasElement,
 }
