@@ -62,6 +62,18 @@ def test_mish() -> None:
     np.testing.assert_allclose(results(functional.mish, x), functional.mish(x), rtol=1e-5, atol=1e-37)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_margins_whose_exponential_is_infinite(reduction: str, dtype: torch.dtype) -> None:
+    """PyTorch's own is infinite beyond a margin of -11 in float16, of -88 in the others."""
+    x, sign = torch.tensor([-300.0, -90, -12, 0, 12, 90]).to(dtype), torch.tensor([1.0, 1, 1, -1, 1, -1]).to(dtype)
+    model = Function(lambda x, y: functional.soft_margin_loss(x, y, reduction=reduction).float())
+    given = [part.numpy() if dtype != torch.bfloat16 else part.float().numpy().astype("bfloat16") for part in (x, sign)]
+    (found,) = tvm_ext.compile(torch.export.export(model, (x, sign))).run(given).values()
+    expected = functional.soft_margin_loss(x.double(), sign.double(), reduction=reduction)
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-2)
+
+
 @pytest.mark.parametrize("function", [torch.log1p, torch.expm1])
 def test_signs_of_zero_and_other_types(function: Callable[..., torch.Tensor]) -> None:
     assert np.signbit(results(function, torch.tensor([-0.0, 0.0]))).tolist() == [True, False]

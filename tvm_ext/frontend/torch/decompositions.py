@@ -34,8 +34,18 @@ def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) 
     return torch.searchsorted(sums, places, right=True).to(repeats.dtype)
 
 
+def soft_margin_loss(data: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> torch.Tensor:
+    """Decompose ``log(1 + exp(-y x))`` so that no exponential is beyond the largest number; in float32 for halves."""
+    dtype = torch.promote_types(data.dtype, target.dtype)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    margin = data.to(wide) * target.to(wide)
+    loss = torch.clamp(-margin, min=0) + torch.log1p(torch.exp(-margin.abs()))
+    return (loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()).to(dtype)
+
+
 DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.mode.default: mode,
     torch.ops.aten.repeat_interleave.Tensor: repeat_interleave,
+    torch.ops.aten.soft_margin_loss.default: soft_margin_loss,
 }
 """By operator."""
