@@ -9,6 +9,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tests.cuda.whole_model import EmulatedModel
 from tests.schedules.kernels import graph
 from tvm_ext.backends.cuda.attention import attention_kernels
 from tvm_ext.compiler import lower
@@ -94,3 +95,27 @@ def few_queries(bb: relax.BlockBuilder, q: relax.Var, k: relax.Var, v: relax.Var
 def test_what_is_left_alone(build: Any, shapes: list[tuple[int, ...]]) -> None:
     mod = graph(build, [(shape, "float32") for shape in shapes])
     assert "call_tir" not in rewritten(mod)["main"].script()
+
+
+def test_heads_of_pytorch_are_not_copied() -> None:
+    """Products of merged batches read through the transposes, too; what is left are views and the products."""
+    torch = pytest.importorskip("torch")
+
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (part(x).view(2, 40, 4, 16).transpose(1, 2) for part in self.parts[:3])
+            result = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+            return self.parts[3](result.transpose(1, 2).reshape(2, 40, 64))
+
+    x = torch.randn(2, 40, 64)
+    model = Attention().eval()
+    emulated = EmulatedModel(torch.export.export(model, (x,)), precision="float16")
+    assert "cuda.transpose" not in emulated.rules.values()
+    assert "cuda.attention" in emulated.rules.values()
+    (found,) = emulated(x.numpy())
+    assert emulated.faults == []
+    np.testing.assert_allclose(found, model(x).detach().numpy(), atol=5e-3)

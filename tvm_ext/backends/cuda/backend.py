@@ -37,6 +37,7 @@ from tvm_ext.fusion.limits import FusionOptions
 from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types, simple_indices
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.adaptive_pooling import ADAPTIVE_POOLING_LEGALIZATIONS
+from tvm_ext.passes.batch_axes import batch_axes
 from tvm_ext.passes.bounded_indices import bounded_indices
 from tvm_ext.passes.centred_variance import NORMALIZATION_LEGALIZATIONS
 from tvm_ext.passes.decompose_attention import decompose_attention
@@ -68,6 +69,7 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
         [integer_arithmetic()],
         arithmetic=[
             decompose_attention(),
+            batch_axes(),
             attention_kernels(rounded),
             transposed_phases(pictures=True),
             mixed_precision(rounded),
