@@ -17,6 +17,7 @@ from tvm_ext.database.marks import Identity
 from tvm_ext.database.tuned_schedules import current_schedules, tuned_schedules
 from tvm_ext.errors import TargetError
 from tvm_ext.fusion.relax.fuse import fuse_by_mapping_types
+from tvm_ext.fusion.relax.fuse_ops import fuse_ops
 from tvm_ext.memory.part_costs import PartCosts
 from tvm_ext.memory.relax.arena import arena
 from tvm_ext.memory.relax.feature_groups import run_in_groups
@@ -198,7 +199,7 @@ def fuse(
     """
     merged = [relax.transform.FuseTIR(), extents_first(), *(behind or [])]
     if grouped is None and options.fuse == "stock":
-        grouped = relax.transform.FuseOps()
+        grouped = fuse_ops()
     elif grouped is None:
         runs_here = _runs_here(backend, target) if options.fuse_profiles is not None else True
         grouped = fuse_by_mapping_types(

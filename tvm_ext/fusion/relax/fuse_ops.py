@@ -1,19 +1,51 @@
-"""Asks TVM's FuseOps which kernels it would make one, without changing the module."""
+"""TVM's FuseOps, whose groups are limited in what they read, and which can be asked what it would group.
+
+before: ``t1 = add(x0, x1); t2 = add(t1, x2); ...; t999 = add(t998, x999)``
+after:  ``t31 = fused_add(x0, ..., x31); t62 = fused_add(t31, x32, ..., x62); ...``
+
+FuseOps takes up to 256 kernels together, whatever they read. LLVM takes time that grows with the square of a kernel's
+parameters, each of which is unpacked and checked: 256 take a hundred times as long as 16.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
+from tvm_ext.relax_utils import substitute
+
+MOST_OPERANDS = 64
+"""Tensors that a group may read; a concatenation of 50 is one kernel, with a batch norm behind it."""
+
+OPERANDS = 32
+"""Tensors that the parts of a group read that would read more: as long to compile as 16, and half as many kernels."""
+
+
+def fuse_ops() -> tvm.transform.Pass:
+    """Make the pass: FuseOps, but that groups that would read many tensors are divided."""
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.FuseOps")
+    def _fuse_ops(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        fused = relax.transform.FuseOps()(mod)
+        if all(len(group.params) <= MOST_OPERANDS for group in _groups_in(fused)):
+            return fused
+        mod = mod.clone()
+        for variable, func in mod.functions_items():
+            if isinstance(func, relax.Function) and not _is_group(func):
+                mod.update_func(variable, _divided(mod, func)[0])
+        return relax.transform.FuseOps()(mod)
+
+    return _fuse_ops
+
 
 def fuse_ops_groups(mod: tvm.IRModule, func: relax.Function) -> list[list[int]]:
-    """List the groups of a function, each as the numbers of its bindings; bindings that stay alone are left out.
+    """List what :func:`fuse_ops` groups in a function, each group as the numbers of its bindings.
 
-    FuseOps names neither the calls nor the variables of a group. So each call gets a kernel of its own name first, by
-    which it is found again.
+    Bindings that stay alone are left out.
 
     Parameters
     ----------
@@ -21,6 +53,61 @@ def fuse_ops_groups(mod: tvm.IRModule, func: relax.Function) -> list[list[int]]:
         With the kernels, annotated with their patterns.
     func : relax.Function
         Its bindings count from 0, through all blocks.
+    """
+    return _divided(mod, func)[1]
+
+
+def _divided(mod: tvm.IRModule, func: relax.Function) -> tuple[relax.Function, list[list[int]]]:
+    """Let groups that read many tensors end earlier, at results that can be read outside; return all groups, too.
+
+    FuseOps puts nothing behind such a result into its group.
+    """
+    while True:
+        groups = _groups(mod, func)
+        bindings = [binding for block in func.body.blocks for binding in block.bindings]
+        ends = {end: None for group in groups for end in _ends([bindings[node] for node in group])}
+        if not ends:
+            return func, groups
+        func = substitute(func, {end: relax.Var(end.name, end.ty, end.span) for end in ends})
+
+
+def _ends(group: Sequence[Any]) -> list[Any]:
+    """Choose results inside a group which reads many tensors, between which its parts read few."""
+    operands = [_operands(binding) for binding in group]
+    inside = {binding.var for binding in group}
+    if len({operand for read in operands for operand in read} - inside) <= MOST_OPERANDS:
+        return []
+    ends: dict[Any, None] = {}
+    needed: dict[Any, set[Any]] = {}  # for each result, what the part that it is in reads to compute it
+    for binding, read in zip(group, operands, strict=True):
+        parts = {operand: {operand} if operand in ends else needed.get(operand, {operand}) for operand in read}
+        while len(set().union(*parts.values())) > OPERANDS:
+            widest = max(parts, key=lambda operand: len(parts[operand]))
+            if len(parts[widest]) == 1:  # the kernel itself reads as many
+                break
+            ends[widest], parts[widest] = None, {widest}
+        needed[binding.var] = set().union(*parts.values())
+    return list(ends)
+
+
+def _operands(binding: Any) -> list[Any]:
+    """List the tensors that a call of a kernel reads, each once."""
+    return list(dict.fromkeys(binding.value.args[1].fields))
+
+
+def _is_group(func: relax.Function) -> bool:
+    return bool(func.attrs) and "Primitive" in func.attrs
+
+
+def _groups_in(mod: tvm.IRModule) -> list[relax.Function]:
+    return [func for _, func in mod.functions_items() if isinstance(func, relax.Function) and _is_group(func)]
+
+
+def _groups(mod: tvm.IRModule, func: relax.Function) -> list[list[int]]:
+    """List the groups that FuseOps makes of a function.
+
+    FuseOps names neither the calls nor the variables of a group. So each call gets a kernel of its own name first, by
+    which it is found again.
     """
     functions: dict[Any, Any] = {
         variable: other for variable, other in mod.functions_items() if not isinstance(other, relax.Function)
@@ -54,15 +141,14 @@ def fuse_ops_groups(mod: tvm.IRModule, func: relax.Function) -> list[list[int]]:
     )
     fused = relax.transform.FuseOps()(tvm.IRModule(functions))
     groups = []
-    for _, group in fused.functions_items():
-        if isinstance(group, relax.Function) and group.attrs and "Primitive" in group.attrs:
-            found: set[int] = set()
+    for group in _groups_in(fused):
+        found: set[int] = set()
 
-            def note(other: Any, found: set[int] = found) -> None:
-                if other.name_hint in numbers:
-                    found.add(numbers[other.name_hint])
+        def note(other: Any, found: set[int] = found) -> None:
+            if other.name_hint in numbers:
+                found.add(numbers[other.name_hint])
 
-            tvm_ffi.structural_walk(group.body, [(tvm.ir.GlobalVar, note)])
-            if len(found) > 1:
-                groups.append(sorted(found))
+        tvm_ffi.structural_walk(group.body, [(tvm.ir.GlobalVar, note)])
+        if len(found) > 1:
+            groups.append(sorted(found))
     return groups
