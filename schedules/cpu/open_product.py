@@ -168,7 +168,8 @@ class _Kernel:
             with T.serial(ZERO, count, annotations={SIMD_ATTRIBUTE: self.lanes}) as x:
                 self.epilogue.store(self.vector[x], [*index, column + x])
 
-        left: Any = tirx.min(last - column, whole(self.lanes))
+        # Of ``group``, which is read from memory, nothing is known that would keep the part inside of the vector.
+        left: Any = tirx.max(tirx.min(last - column, whole(self.lanes - 1)), ZERO)
         if isinstance(last, tirx.IntImm):
             rest = int(last) % (self.lanes * self.vectors) - c * self.lanes  # columns for it in the last group
             if int(last) % (self.lanes * self.vectors) == 0 or rest >= self.lanes:
@@ -178,8 +179,7 @@ class _Kernel:
                 if rest > 0:
                     part(whole(rest))
                 return
-            # A vector that is not whole is one of the last group, whose columns are a number: of ``group``, which is
-            # read from memory, nothing is known that would keep the part inside of the vector.
+            # A vector that is not whole is one of the last group, whose columns are a number.
             left = whole(max(rest, 0))
         with T.If(column + self.lanes <= last):
             with T.Then():

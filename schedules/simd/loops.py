@@ -235,7 +235,9 @@ class _Rewriter:
         if isinstance(rounds, int) and (rounds <= 1 or rounds * unroll <= UNROLLED_VECTORS):
             return [part for offset in range(unroll * rounds) for part in self._vector(start + offset, offset % unroll)]
         block = tvm.ir.Var("block", self._variable.ty)
-        extent = tirx.const(rounds, self._integer) if isinstance(rounds, int) else rounds
+        extent = tirx.const(rounds, self._integer) if isinstance(rounds, int) else self._analyzer.simplify(rounds)
+        if isinstance(extent, tirx.IntImm) and not int(extent):  # fewer iterations than lanes, as the extent says
+            return []
         self._analyzer.bind(block, tvm.ir.Range(tirx.const(0, self._integer), extent))
         body = [part for offset in range(unroll) for part in self._vector(block * unroll + (start + offset), offset)]
         zero = tirx.const(0, self._integer)

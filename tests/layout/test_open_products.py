@@ -71,6 +71,17 @@ def test_columns_that_leave_a_part_of_a_vector_in_the_last_of_several_tiles(cpu:
         assert UNPROVED_ATTRIBUTE not in product.attrs, (count, product.attrs[UNPROVED_ATTRIBUTE])
 
 
+@pytest.mark.parametrize("cpu", ["x86-64-v2", "haswell", "skylake-avx512"])
+def test_open_columns_that_leave_a_part_of_a_vector(cpu: str) -> None:
+    m, k, n = (tirx.Var(name, "int64") for name in "mkn")
+    with tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": 1}):
+        mod = relax.get_pipeline("tvm_ext")(module([[1, m, k], [1, k, n]], None, False, "float32"))
+    (product,) = (func for var, func in mod.functions.items() if var.name_hint == "open_product")
+    assert UNPROVED_ATTRIBUTE not in product.attrs, product.attrs[UNPROVED_ATTRIBUTE]
+    stores = str(product).count("masked_store")
+    assert cpu == "x86-64-v2" or stores >= 4, "the columns that are left are stored at once"
+
+
 def test_small_operands_are_packed_by_one_thread() -> None:
     m, k, n = (tirx.Var(name, "int64") for name in "mkn")
     target = tvm.target.Target({"kind": "llvm", "mcpu": "znver4", "num-cores": 2})
