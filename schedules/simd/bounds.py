@@ -7,7 +7,7 @@ the loops, conditions and masks of the finished kernel, and takes each access ap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +18,10 @@ from tvm import tirx
 from tvm.ir.prim import expr as prim
 
 from tvm_ext.relax_utils import substitute
+from tvm_ext.schedules.simd.contents import Contents
 from tvm_ext.schedules.simd.imported import seen_through
 from tvm_ext.schedules.simd.linear import KnownInequalities
-from tvm_ext.schedules.simd.only_read import NamedElements
+from tvm_ext.schedules.simd.one_lane import lane_of
 from tvm_ext.schedules.simd.stream import PREFIX
 from tvm_ext.schedules.simd.vector import is_false, lanes_of
 
@@ -77,14 +78,14 @@ def unproved_accesses(func: tvm.tirx.PrimFunc, scalars: bool = False) -> list[Un
     list of Unproved
         In program order; empty when all is proved.
     """
-    checker = _Checker(scalars, NamedElements(func))
+    checker = _Checker(scalars, func)
     checker.statement(func.body)
     return checker.unproved
 
 
 class _Checker:
-    def __init__(self, scalars: bool, named: NamedElements) -> None:
-        self._scalars, self._named = scalars, named
+    def __init__(self, scalars: bool, func: tvm.tirx.PrimFunc) -> None:
+        self._scalars, self._contents = scalars, Contents(func)
         self._analyzer = tvm.sym.Analyzer()
         if self._analyzer.is_z3_enabled:
             self._analyzer.set_z3_rlimit(SOLVER_STEPS)
@@ -102,28 +103,42 @@ class _Checker:
         elif kind is tirx.For:
             self._expression(statement.min)
             self._expression(statement.extent)
-            domain = tvm.ir.Range.from_min_extent(statement.min, statement.extent)
+            first, extent = self._contents(statement.min), self._contents(statement.extent)
+            self._contents.forget(statement.body)  # in an iteration before
+            domain = tvm.ir.Range.from_min_extent(first, extent)
             self._analyzer.bind(statement.loop_var, domain, allow_override=True)
             # Of a loop of open extent the analyzer knows no number.
-            with self._known.given(statement.loop_var < statement.min + statement.extent):
+            with self._known.given(statement.loop_var < first + extent):
                 self.statement(statement.body)
+            self._contents.forget(statement.body)
         elif kind is tirx.IfThenElse:
             self._expression(statement.condition)
+            before = dict(self._contents.names)
             with self._given(statement.condition):
                 self.statement(statement.then_case)
             if statement.else_case is not None:
+                self._contents.names = before
                 with self._given(prim.Not(statement.condition)):
                     self.statement(statement.else_case)
+            self._contents.forget(statement)
         elif kind is tirx.BufferStore:
             for part in (statement.value, *statement.indices):
                 self._expression(part)
             self._access(statement.buffer, statement.indices, None)
+            self._contents.forget(statement)
         elif kind is tirx.Bind:
             self._expression(statement.value)
             self._define(statement.var, statement.value)
+            self._contents.forget(statement)
         elif kind is tirx.Evaluate:
             self._expression(statement.value)
-        elif kind in (tirx.AttrStmt, tirx.While, tirx.AssertStmt):
+            self._contents.forget(statement)
+        elif kind is tirx.While:
+            self._contents.forget(statement)  # in an iteration before
+            self._expression(statement.condition)
+            self.statement(statement.body)
+            self._contents.forget(statement)
+        elif kind in (tirx.AttrStmt, tirx.AssertStmt):
             for name in ("condition", "value", "body"):
                 part = getattr(statement, name, None)
                 if isinstance(part, tirx.Stmt):
@@ -142,12 +157,15 @@ class _Checker:
 
     @contextmanager
     def _holds(self, condition: Any) -> Iterator[None]:
-        known = self._named(self._substituted(condition))
+        condition = self._contents(condition)
+        known = self._contents.named(self._substituted(condition))
         with self._analyzer.constraint_scope(condition), self._known.given(known):
             yield
 
     def _define(self, variable: Any, value: Any) -> None:
-        value = seen_through(value)
+        if not isinstance(value.ty, tvm.ir.PrimType):
+            return  # an address
+        value = self._contents(seen_through(value))
         self._values[variable] = value
         if lanes_of(value) == 1 and "int" in str(value.ty.dtype):
             self._analyzer.bind(variable, value, allow_override=True)
@@ -254,7 +272,7 @@ class _Checker:
             return True
         if isinstance(extent, prim.IntImm) and isinstance(index, prim.IntImm):
             return False
-        if self._known.prove_inside(self._named(index), extent):
+        if self._known.prove_inside(self._contents.named(index), extent):
             return True
         if not isinstance(extent, prim.IntImm):
             return False
@@ -262,79 +280,15 @@ class _Checker:
 
     def _substituted(self, expression: Any) -> Any:
         """Put vectors that were given a name in the place of their names."""
+        return self._expanded(self._contents(expression))
+
+    def _expanded(self, expression: Any) -> Any:
         if not self._values:
             return expression
         variables = tirx.analysis.undefined_vars(expression)
         if not any(variable in self._values for variable in variables):
             return expression
-        return self._substituted(substitute(expression, self._values))
-
-
-def lane_of(expression: Any, lane: int) -> Any:
-    """Write what a vector expression is in one lane; an unknown value for a kind that has no such form."""
-    if lanes_of(expression) == 1:
-        return expression
-    take = _LANE.get(type(expression))
-    return _unknown(expression) if take is None else take(expression, lane)
-
-
-def _binary(expression: Any, lane: int) -> Any:
-    return type(expression)(lane_of(expression.a, lane), lane_of(expression.b, lane))
-
-
-def _shuffled(expression: Any, lane: int) -> Any:
-    position = int(expression.indices[lane])
-    for vector in expression.vectors:
-        if position < lanes_of(vector):
-            return lane_of(vector, position)
-        position -= lanes_of(vector)
-    raise TypeError("a shuffle of lanes that there are not")
-
-
-def _cast(expression: Any, lane: int) -> Any:
-    return prim.Cast(str(expression.ty.dtype).partition("x")[0], lane_of(expression.value, lane))
-
-
-def _called(call: Any, lane: int) -> Any:
-    """Give a call in one lane: a masked load is what the lane loads, if it takes part."""
-    name = getattr(call.op, "name", "").rpartition(".")[2]
-    element = tvm.ir.PrimType(str(call.ty.dtype).partition("x")[0])
-    if name == "masked_load":
-        return tirx.BufferLoad(call.args[-3], [lane_of(call.args[-2], lane)])
-    if name == "reinterpret" and str(call.ty.dtype) == str(call.args[0].ty.dtype):
-        return lane_of(call.args[0], lane)
-    return tvm.ir.Call(call.op, [lane_of(part, lane) for part in call.args], call.attrs, call.ty_args, ret_ty=element)
-
-
-def _selected(select: Any, lane: int) -> Any:
-    condition, chosen, other = (
-        lane_of(part, lane) for part in (select.condition, select.true_value, select.false_value)
-    )
-    if isinstance(other, prim.IntImm) and str(other.ty.dtype) == "bool" and not other.value:
-        return prim.And(condition, chosen)
-    return prim.Select(condition, chosen, other)
-
-
-def _unknown(expression: Any) -> Any:
-    return tvm.ir.Var("unknown", tvm.ir.PrimType(str(expression.ty.dtype).partition("x")[0]))
-
-
-_LANE: dict[type, Callable[[Any, int], Any]] = {
-    prim.Ramp: lambda ramp, lane: ramp.base + ramp.stride * tirx.const(lane, ramp.base.ty.dtype),
-    prim.Broadcast: lambda broadcast, _lane: broadcast.value,
-    prim.Shuffle: _shuffled,
-    prim.Cast: _cast,
-    tvm.ir.Call: _called,
-    tvm.ir.TensorLoad: lambda load, lane: tirx.BufferLoad(load.source, [lane_of(part, lane) for part in load.indices]),
-    prim.Not: lambda negation, lane: prim.Not(lane_of(negation.a, lane)),
-    prim.Select: _selected,
-} | dict.fromkeys(
-    (
-        prim.Add, prim.Sub, prim.Mul, prim.Div, prim.Mod, prim.FloorDiv, prim.FloorMod, prim.Min, prim.Max,
-        prim.EQ, prim.NE, prim.LT, prim.LE, prim.GT, prim.GE, prim.And, prim.Or,
-    ),
-    _binary,
-)  # fmt: skip
+        return self._expanded(substitute(expression, self._values))
 
 
 def _prefix(mask: Any) -> int | None:

@@ -101,7 +101,103 @@ def test_condition_on_an_element() -> None:
 
     assert proved(_appends) == {True}
     assert proved(_appends_elsewhere) == {False}
-    assert proved(_appends.without_attr("tirx.noalias")) == {False}
+    assert proved(_appends.without_attr("tirx.noalias")) == {True}, "nothing is written in between"
+    assert proved(_appends_elsewhere.without_attr("tirx.noalias")) == {False}
+
+
+@T.prim_func(s_tir=True)
+def _writes_nothing(x: T.Buffer((100,), "float32"), i: T.Buffer((2,), "int32"), j: T.Buffer((2,), "int32")) -> None:
+    T.func_attr({"tirx.noalias": True})
+    y = T.alloc_buffer((8,), "float32")
+    if i[0] >= 0 and i[0] < 93:
+        j[0] = 95
+        y[T.Ramp(0, 1, 8)] = x[T.Ramp(i[0], 1, 8)]
+
+
+@T.prim_func(s_tir=True)
+def _writes_it(x: T.Buffer((100,), "float32"), i: T.Buffer((2,), "int32")) -> None:
+    T.func_attr({"tirx.noalias": True})
+    y = T.alloc_buffer((8,), "float32")
+    if i[0] >= 0 and i[0] < 93:
+        i[0] = 95
+        y[T.Ramp(0, 1, 8)] = x[T.Ramp(i[0], 1, 8)]
+
+
+@T.prim_func(s_tir=True)
+def _writes_it_in_a_branch(x: T.Buffer((100,), "float32"), i: T.Buffer((2,), "int32"), n: T.int32) -> None:
+    T.func_attr({"tirx.noalias": True})
+    y = T.alloc_buffer((8,), "float32")
+    if i[0] >= 0 and i[0] < 93:
+        if n > 3:
+            i[0] = 95
+        y[T.Ramp(0, 1, 8)] = x[T.Ramp(i[0], 1, 8)]
+
+
+@T.prim_func(s_tir=True)
+def _writes_it_in_the_other_branch(x: T.Buffer((100,), "float32"), i: T.Buffer((2,), "int32"), n: T.int32) -> None:
+    T.func_attr({"tirx.noalias": True})
+    y = T.alloc_buffer((8,), "float32")
+    if i[0] >= 0 and i[0] < 93:
+        if n > 3:
+            i[0] = 95
+        else:
+            y[T.Ramp(0, 1, 8)] = x[T.Ramp(i[0], 1, 8)]
+
+
+@T.prim_func(s_tir=True)
+def _writes_it_in_the_iteration_before(x: T.Buffer((100,), "float32"), i: T.Buffer((2,), "int32")) -> None:
+    T.func_attr({"tirx.noalias": True})
+    y = T.alloc_buffer((8,), "float32")
+    if i[0] >= 0 and i[0] < 93:
+        for _ in range(3):
+            y[T.Ramp(0, 1, 8)] = x[T.Ramp(i[0], 1, 8)]
+            i[0] = 95
+
+
+@T.prim_func(s_tir=True)
+def _writes_it_by_a_call(x: T.Buffer((100,), "float32"), i: T.Buffer((2,), "int32")) -> None:
+    T.func_attr({"tirx.noalias": True})
+    y = T.alloc_buffer((8,), "float32")
+    if i[0] >= 0 and i[0] < 93:
+        T.evaluate(T.call_extern("int32", "fill", T.address_of(i[0])))
+        y[T.Ramp(0, 1, 8)] = x[T.Ramp(i[0], 1, 8)]
+
+
+@T.prim_func(s_tir=True)
+def _writes_by_a_pointer(x: T.Buffer((100,), "float32"), i: T.Buffer((2,), "int32")) -> None:
+    T.func_attr({"tirx.noalias": True})
+    y = T.alloc_buffer((8,), "float32")
+    pointer = T.address_of(i[0])
+    if i[0] >= 0 and i[0] < 93:
+        T.evaluate(T.call_extern("int32", "fill", pointer))
+        y[T.Ramp(0, 1, 8)] = x[T.Ramp(i[0], 1, 8)]
+
+
+@T.prim_func(s_tir=True)
+def _writes_after_it_is_kept(x: T.Buffer((100,), "float32"), i: T.Buffer((2,), "int32")) -> None:
+    T.func_attr({"tirx.noalias": True})
+    y = T.alloc_buffer((8,), "float32")
+    kept: T.int32 = i[0]
+    i[0] = 5
+    if i[0] >= 0 and i[0] < 93:
+        y[T.Ramp(0, 1, 8)] = x[T.Ramp(kept, 1, 8)]
+
+
+def test_what_is_written_is_another_number() -> None:
+    """An element counts for the number that a condition told only until something is written to its tensor."""
+    kernels = [
+        (_writes_nothing, True),
+        (_writes_it, False),
+        (_writes_it_in_a_branch, False),
+        (_writes_it_in_the_other_branch, True),
+        (_writes_it_in_the_iteration_before, False),
+        (_writes_it_by_a_call, False),
+        (_writes_by_a_pointer, False),
+        (_writes_after_it_is_kept, False),
+        (_writes_nothing.without_attr("tirx.noalias"), False),
+    ]
+    for kernel, proved in kernels:
+        assert (not unproved_accesses(kernel)) == proved, kernel.script()
 
 
 def test_masks_of_loads_reach_machine_code() -> None:
