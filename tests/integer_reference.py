@@ -92,21 +92,24 @@ def _quantize(_: Any, value: Value, scale: Array, zero_point: Array) -> Array:
 def _convolution(attributes: Any, data: Steps, weight: Steps, bias: Value | None = None) -> Sum:
     kernel = (weight.values.astype(np.int64) - weight.zero_point).astype(np.float64)
     groups, (out_channels, per_group, *window) = attributes.get("group", 1), kernel.shape
-    pads, strides = attributes.get("pads", [0] * 4), attributes.get("strides", [1, 1])
-    dilations = attributes.get("dilations", [1, 1])
+    axes = len(window)
+    pads = attributes.get("pads", [0] * 2 * axes)
+    strides, dilations = attributes.get("strides", [1] * axes), attributes.get("dilations", [1] * axes)
     # float64 holds these integers exactly.
     real = (data.values.astype(np.int64) - data.zero_point).astype(np.float64)
-    padded = np.pad(real, [(0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])])
+    padded = np.pad(real, [(0, 0), (0, 0), *zip(pads[:axes], pads[axes:], strict=True)])
     spans = [(extent - 1) * dilation + 1 for extent, dilation in zip(window, dilations, strict=True)]
-    windows = np.lib.stride_tricks.sliding_window_view(padded, spans, axis=(2, 3))
-    windows = windows[:, :, :: strides[0], :: strides[1], :: dilations[0], :: dilations[1]]
+    windows = np.lib.stride_tricks.sliding_window_view(padded, spans, axis=tuple(range(2, 2 + axes)))
+    windows = windows[(slice(None), slice(None), *(slice(None, None, step) for step in (*strides, *dilations)))]
     parts = []
     for group in range(groups):
         source = windows[:, group * per_group : (group + 1) * per_group]
         filters = kernel[group * out_channels // groups : (group + 1) * out_channels // groups]
-        parts.append(np.moveaxis(np.tensordot(source, filters, ([1, 4, 5], [1, 2, 3])), -1, 1))
-    scale = (data.scale * weight.scale).astype(np.float32).reshape(1, -1, 1, 1)
-    return _with_bias(Sum(np.concatenate(parts, 1).astype(np.int64), scale), bias, (1, -1, 1, 1))
+        summed = [1, *range(2 + axes, 2 + 2 * axes)], list(range(1, 2 + axes))
+        parts.append(np.moveaxis(np.tensordot(source, filters, summed), -1, 1))
+    per_channel = (1, -1, *[1] * axes)
+    scale = (data.scale * weight.scale).astype(np.float32).reshape(per_channel)
+    return _with_bias(Sum(np.concatenate(parts, 1).astype(np.int64), scale), bias, per_channel)
 
 
 def _with_bias(value: Sum, bias: Value | None, shape: tuple[int, ...]) -> Sum:

@@ -85,11 +85,11 @@ class QdqGraph:
         self, data: str, inputs: int, outputs: int, kernel: int = 3, bias: bool = True, per_channel: bool = True,
         zero_point: int = 0, **attributes: Any,
     ) -> str:  # fmt: skip
-        """Add a convolution of a dequantised tensor."""
-        groups = attributes.get("group", 1)
-        weight = self.weight((outputs, inputs // groups, kernel, kernel), 0, per_channel, zero_point)
+        """Add a convolution of a dequantised tensor, along as many axes as the input of the model has."""
+        groups, axes = attributes.get("group", 1), len(self.shape) - 2
+        weight = self.weight((outputs, inputs // groups, *[kernel] * axes), 0, per_channel, zero_point)
         extra = [self.bias(data, weight, outputs)] if bias else []
-        return self.node("Conv", data, weight, *extra, **{"pads": [kernel // 2] * 4, **attributes})
+        return self.node("Conv", data, weight, *extra, **{"pads": [kernel // 2] * 2 * axes, **attributes})
 
     def model(self, *outputs: str) -> onnx.ModelProto:
         """Finish the model."""

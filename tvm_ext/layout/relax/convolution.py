@@ -39,7 +39,7 @@ from tvm_ext.schedules.compute.winograd_transforms import KERNEL
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.open_winograd import pays_open_winograd
 
-_LAYOUTS = {
+LAYOUTS = {
     "relax.nn.conv1d": ("NCW", "OIW"),
     "relax.nn.conv2d": ("NCHW", "OIHW"),
     "relax.nn.conv3d": ("NCDHW", "OIDHW"),
@@ -55,7 +55,7 @@ def known_weight(call: relax.Call) -> np.ndarray | None:
     if (
         any(shape is None or not isinstance(shape[1], int) or _is_empty(shape) for shape in shapes)
         or not isinstance(weight, tvm.ir.GenericConst)
-        or (call.attrs.data_layout, call.attrs.kernel_layout) != _LAYOUTS[call.op.name]
+        or (call.attrs.data_layout, call.attrs.kernel_layout) != LAYOUTS[call.op.name]
         or str(data.ty.dtype) != "float32"
         or str(call.ty.dtype) != "float32"
     ):
@@ -67,7 +67,7 @@ def _is_empty(shape: Sequence[Any]) -> bool:
     return any(isinstance(extent, int) and extent == 0 for extent in shape)
 
 
-def _geometry(call: relax.Call) -> dict[str, list[int]]:
+def geometry_of(call: relax.Call) -> dict[str, list[int]]:
     """Strides, padding and dilation of a convolution; those of a 1-D one extended by an axis of height 1."""
     strides, padding, dilation = (
         [int(item) for item in items] for items in (call.attrs.strides, call.attrs.padding, call.attrs.dilation)
@@ -112,7 +112,7 @@ def convolve(
     assert shape is not None
     known = rewriter.known(data)
     turned = is_better_turned(shape, known)
-    geometry = turn_geometry(_geometry(call), turned)
+    geometry = turn_geometry(geometry_of(call), turned)
     convolved = _shape_of(call, shape, weight, geometry, turned)
     if weight.ndim == 3:
         weight = weight[:, :, None]
@@ -136,13 +136,13 @@ def convolve(
 def convolved_shape(call: relax.Call) -> ConvolutionShape | None:
     """Describe a convolution of static extents as :func:`convolution_rule` takes it from a plain image; None: not."""
     name = getattr(call.op, "name", "")
-    if name not in _LAYOUTS or name.endswith("transpose"):
+    if name not in LAYOUTS or name.endswith("transpose"):
         return None
     weight, shape = known_weight(call), static_shape(call.args[0])
     if weight is None or shape is None:
         return None
     turned = is_better_turned(shape, None)
-    return _shape_of(call, shape, weight, turn_geometry(_geometry(call), turned), turned)
+    return _shape_of(call, shape, weight, turn_geometry(geometry_of(call), turned), turned)
 
 
 def _shape_of(
@@ -198,7 +198,7 @@ def _emit(
 
 def _open_convolution(rewriter: BlockedLayoutMutator, call: relax.Call, weight: np.ndarray) -> Blocked | None:
     """Convolve a blocked tensor some of whose extents are only known at run time."""
-    data, geometry = call.args[0], _geometry(call)
+    data, geometry = call.args[0], geometry_of(call)
     shape = open_shape(data)
     assert shape is not None
     known = rewriter.known(data)
@@ -248,7 +248,7 @@ def _takes_open_winograd(
 def transposed_convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
     """Convolve once for each phase of the result, with the taps that meet it."""
     weight, out_shape = known_weight(call), static_shape(call)
-    geometry = _geometry(call)
+    geometry = geometry_of(call)
     if weight is None or int(call.attrs.groups) != 1 or geometry["dilation"] != [1, 1]:
         return None
     if out_shape is None or static_shape(call.args[0]) is None:
@@ -286,7 +286,7 @@ def transposed_convolution_rule(rewriter: BlockedLayoutMutator, call: relax.Call
 
 def _open_transposed(rewriter: BlockedLayoutMutator, call: relax.Call, weight: np.ndarray) -> Blocked | None:
     """Enlarge images of open extents by filters that do not overlap: a product for each phase, then put in place."""
-    geometry = _geometry(call)
+    geometry = geometry_of(call)
     scales, further = geometry["strides"], [int(item) for item in call.attrs.output_padding]
     if list(weight.shape[-2:]) != scales or any((*geometry["padding"], *further)):
         return None

@@ -13,6 +13,7 @@ from tvm_ext.layout.convolution_plan import ConvolutionShape
 from tvm_ext.layout.integer_plan import plan_integer_convolution
 from tvm_ext.layout.lanes import ZERO, Lanes
 from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator, Rule, is_better_turned, turn_geometry
+from tvm_ext.layout.relax.convolution import LAYOUTS, geometry_of
 from tvm_ext.layout.relax.open_quantized import IntegerConvolution, convolve_open, look_through_borders, raised
 from tvm_ext.layout.verify import verify_plan
 from tvm_ext.relax_utils import OUT_ELEMENTWISE, constant, open_shape, scalar, static_shape
@@ -37,14 +38,17 @@ def _definition(rewriter: BlockedLayoutMutator, expr: relax.Expr, operator: str)
 
 
 def _unpadded(rewriter: BlockedLayoutMutator, expr: relax.Expr) -> tuple[relax.Expr, list[int], int]:
-    """Look through the padding of rows and columns: its operand, (top, left, bottom, right), the value it pads with."""
+    """Look through the padding of rows and columns: its operand, (top, left, bottom, right), the value it pads with.
+
+    A row by itself is an image of height 1.
+    """
     call = _definition(rewriter, expr, "relax.nn.pad")
     if call is None or str(call.attrs.pad_mode) != "constant" or not float(call.attrs.pad_value).is_integer():
         return expr, [0, 0, 0, 0], 0
     widths = [int(width) for width in call.attrs.pad_width]
-    if len(widths) != 8 or any(widths[:4]):
+    if len(widths) not in (6, 8) or any(widths[:4]):
         return expr, [0, 0, 0, 0], 0
-    top, bottom, left, right = widths[4:]
+    top, bottom, left, right = [0, 0, *widths[4:]][-4:]
     return call.args[0], [top, left, bottom, right], int(call.attrs.pad_value)
 
 
@@ -55,18 +59,21 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
     if (
         weight is None
         or (str(data.ty.dtype), str(weight.dtype), str(call.ty.dtype)) != ("uint8", "int8", "int32")
-        or (attributes.data_layout, attributes.kernel_layout) != ("NCHW", "OIHW")
+        or (attributes.data_layout, attributes.kernel_layout) != LAYOUTS[call.op.name]
         or any(shape is None or _is_empty(shape) for shape in (open_shape(data), open_shape(call)))
     ):
         return None
     inner, padding, zero_point = _unpadded(rewriter, data)
-    own = [int(item) for item in attributes.padding]
+    geometry = geometry_of(call)
+    strides, own, dilation = geometry["strides"], geometry["padding"], geometry["dilation"]
+    weight = weight[:, :, None] if weight.ndim == 3 else weight
     if any(own):
         if any(padding) and zero_point:
             inner, padding = data, [0] * 4
         padding, zero_point = [first + second for first, second in zip(padding, own, strict=True)], 0
-    strides, dilation = [int(item) for item in attributes.strides], [int(item) for item in attributes.dilation]
     shape = static_shape(inner)
+    if shape is None and call.op.name == "relax.nn.conv1d":
+        return None
     if shape is None:
         groups = int(attributes.groups)
         what = IntegerConvolution(inner, weight, strides, padding, dilation, zero_point, groups)
@@ -77,13 +84,13 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
     known = rewriter.blocked.get(inner) if isinstance(inner, relax.Var) else None
     turned = is_better_turned(shape, known if isinstance(known, Blocked) else None)
     window = turn_geometry({"strides": strides, "padding": padding, "dilation": dilation}, turned)
-    geometry: dict[str, object] = {**window, "zero_point": zero_point}
+    attributes_of_kernel: dict[str, object] = {**window, "zero_point": zero_point}
     weight = weight.swapaxes(2, 3) if turned else weight
     groups, out_channels = int(attributes.groups), weight.shape[0]
     small = are_small(weight)
     form = dot_product(rewriter.machine, small)
     convolved = ConvolutionShape(
-        shape[0], shape[1], out_channels, groups, tuple(turn(shape, turned)[2:]), weight.shape[2:],
+        shape[0], shape[1], out_channels, groups, tuple([1, *turn(shape, turned)[2:]][-2:]), weight.shape[2:],
         *(tuple(window[name]) for name in ("strides", "padding", "dilation")),
     )  # fmt: skip
     stored = known.block if isinstance(known, Blocked) else 0
@@ -98,16 +105,16 @@ def _convolution(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | 
         taps = relax.const(pack_depthwise_weight_int8(weight, plan.block_in, pack))
         total = rewriter.emit_kernel(
             depthwise_conv2d_int8, [source.var, taps], "depthwise_conv2d_int8", OUT_ELEMENTWISE,
-            kernel_w=weight.shape[3], computed_width=plan.computed, **geometry,
+            kernel_w=weight.shape[3], computed_width=plan.computed, **attributes_of_kernel,
         )  # fmt: skip
-        return Blocked(total, out_channels, 4, ZERO, turned)
+        return Blocked(total, out_channels, len(shape), ZERO, turned)
     packed = pack_weight_int8(weight, plan.block_in, plan.block_out, form.pack, form.weights, groups)
     total = rewriter.emit_kernel(
         conv2d_int8, [source.var, relax.const(packed)], "conv2d_int8", OUT_ELEMENTWISE, groups=groups,
-        computed_width=plan.computed, offset=form.offset, small=small, **geometry,
+        computed_width=plan.computed, offset=form.offset, small=small, **attributes_of_kernel,
     )  # fmt: skip
     # Of integers times weights of zero nothing is left in lanes without a channel.
-    return Blocked(raised(rewriter, total, weight, plan, form.offset), out_channels, 4, ZERO, turned)
+    return Blocked(raised(rewriter, total, weight, plan, form.offset), out_channels, len(shape), ZERO, turned)
 
 
 def _is_empty(shape: Sequence[Any]) -> bool:
@@ -142,6 +149,7 @@ def _scaled(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
 
 
 INTEGER_RULES: dict[str, Rule] = {
+    "relax.nn.conv1d": _convolution,
     "relax.nn.conv2d": _convolution,
     "relax.sum": _sum,
     "relax.quantize": _scaled,

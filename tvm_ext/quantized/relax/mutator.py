@@ -154,7 +154,7 @@ class IntegerMutator(PyExprMutator):
 
     def to_float(self, value: IntegerSum) -> relax.Var:
         """Emit the float values of a scaled sum."""
-        scaled = self.emit(relax.op.multiply(self._as_float(value), _per_channel(value.scale)))
+        scaled = self.emit(relax.op.multiply(self._as_float(value), _per_channel(value.scale, value)))
         return self._reshaped(self._clip(scaled, value.low, value.high), value)
 
     def requantize(self, value: IntegerSum, scale: float, zero_point: int) -> Quantized:
@@ -166,7 +166,7 @@ class IntegerMutator(PyExprMutator):
         with np.errstate(over="ignore"):
             factor = (value.scale / step).astype(np.float32)
             low, high = (float(np.rint(np.float32(bound) / step)) for bound in (value.low, value.high))
-        scaled = self.emit(relax.op.multiply(self._as_float(value), _per_channel(factor)))
+        scaled = self.emit(relax.op.multiply(self._as_float(value), _per_channel(factor, value)))
         bounded = self._clip(scaled, low if low > -zero_point else -np.inf, high if high < 255 - zero_point else np.inf)
         data = self._reshaped(self.quantize(bounded, 1.0, zero_point), value)
         return Quantized(data, float(step), zero_point)
@@ -212,7 +212,7 @@ class IntegerMutator(PyExprMutator):
     def _shifted(self, value: IntegerSum) -> relax.Expr:
         if not value.shift.any():
             return value.total
-        shift = relax.const(value.shift.astype(np.int32).reshape(1, -1, 1, 1))
+        shift = relax.const(value.shift.astype(np.int32).reshape(value.per_channel))
         return self.emit(relax.op.add(value.total, shift))
 
     def _as_float(self, value: IntegerSum) -> relax.Var:
@@ -234,8 +234,8 @@ def _to_signed(rewriter: IntegerMutator, data: relax.Expr) -> relax.Expr:
     return relax.op.astype(lowered, "int8")
 
 
-def _per_channel(factors: np.ndarray) -> relax.Expr:
+def _per_channel(factors: np.ndarray, value: IntegerSum) -> relax.Expr:
     """Make the operand that multiplies the channels of a sum; one number if they are all the same."""
     if (factors == factors[0]).all():
         return relax.const(factors[0], "float32")
-    return relax.const(np.ascontiguousarray(factors, np.float32).reshape(1, -1, 1, 1))
+    return relax.const(np.ascontiguousarray(factors, np.float32).reshape(value.per_channel))

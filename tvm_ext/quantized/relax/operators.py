@@ -65,7 +65,7 @@ def _weights(expr: relax.Expr) -> np.ndarray | None:
     return None if weight is None or weight.dtype != np.int32 else as_bytes(weight)
 
 
-def _conv2d(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
+def _convolution(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
     weight = _weights(call.args[1])
     if weight is None or not has_integer_kernel(call, weight):
         return False
@@ -79,7 +79,7 @@ def _conv2d(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
         return False
     if total is None:
         return False
-    rewriter.totals[var] = rewriter.decide("nn.conv2d", total)
+    rewriter.totals[var] = rewriter.decide(call.op.name.removeprefix("relax."), total)
     return True
 
 
@@ -154,10 +154,13 @@ def _clip(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
     return False
 
 
+OPERATOR_ROW_RULES: dict[str, Rule] = {"relax.nn.conv1d": _convolution}
+"""Rules for targets that have integer kernels of ``(N, C, W)``."""
+
 OPERATOR_RULES: dict[str, Rule] = {
     "relax.astype": _astype,
     "relax.subtract": _subtract,
-    "relax.nn.conv2d": _conv2d,
+    "relax.nn.conv2d": _convolution,
     "relax.matmul": _matmul,
     "relax.add": _add,
     "relax.multiply": _multiply,

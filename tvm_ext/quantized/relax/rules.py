@@ -83,7 +83,9 @@ def _operands(rewriter: IntegerMutator, call: relax.Call) -> tuple[Quantized, Qu
 def has_integer_kernel(call: relax.Call, weight: np.ndarray) -> bool:
     """Whether there is a good kernel for a convolution with these weights."""
     attributes = call.attrs
-    if (attributes.data_layout, attributes.kernel_layout) != ("NCHW", "OIHW"):
+    if (attributes.data_layout, attributes.kernel_layout) not in (("NCHW", "OIHW"), ("NCW", "OIW")):
+        return False
+    if weight.ndim == 3 and static_shape(call.args[0]) is None:  # kernels of open extents are those of images
         return False
     groups, (out_channels, in_channels) = int(attributes.groups), weight.shape[:2]
     depthwise = in_channels == 1 and out_channels == groups
@@ -91,7 +93,7 @@ def has_integer_kernel(call: relax.Call, weight: np.ndarray) -> bool:
     return depthwise or whole
 
 
-def _conv2d(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
+def _convolution(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
     operands = _operands(rewriter, call)
     if operands is None:
         return False
@@ -101,7 +103,7 @@ def _conv2d(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
         return False
     total = convolve(rewriter, value, weight, scale, call)
     if total is not None:
-        rewriter.sums[var] = rewriter.decide("nn.conv2d", total)
+        rewriter.sums[var] = rewriter.decide(call.op.name.removeprefix("relax."), total)
     return total is not None
 
 
@@ -118,9 +120,9 @@ def convolve(
     Parameters
     ----------
     value : Quantized
-        NCHW.
+        NCHW or NCW.
     weight : np.ndarray
-        OIHW, as :func:`tvm_ext.quantized.relax.values.as_bytes` gives them.
+        OIHW or OIW, as :func:`tvm_ext.quantized.relax.values.as_bytes` gives them.
     scale : np.ndarray
         Of the weights, one for each output channel.
     call : relax.Call, optional
@@ -128,7 +130,8 @@ def convolve(
     moved : relax.Expr, optional
         One int32, known at run time, that the zero point is larger by.
     """
-    strides, padding, dilation, groups = [1, 1], [0] * 4, [1, 1], 1
+    axes = weight.ndim - 2
+    strides, padding, dilation, groups = [1] * axes, [0] * 2 * axes, [1] * axes, 1
     if call is not None:
         strides, padding, dilation = (
             [int(item) for item in items] for items in (call.attrs.strides, call.attrs.padding, call.attrs.dilation)
@@ -142,12 +145,14 @@ def convolve(
         if moved is None:
             data = _padded(rewriter, data, padding, value.zero_point)
         else:
-            data = _with_borders(rewriter, data, padding, _zero_point(rewriter, value, moved))
+            data = _with_borders(rewriter, data, padding, _zero_point(rewriter, value, moved, axes))
+
+    operator = relax.op.nn.conv1d if axes == 1 else relax.op.nn.conv2d
 
     def convolved(kernel: np.ndarray) -> relax.Var:
         return rewriter.emit(
-            relax.op.nn.conv2d(
-                data, relax.const(kernel), strides=strides, padding=[0] * 4, dilation=dilation, groups=groups,
+            operator(
+                data, relax.const(kernel), strides=strides, padding=[0] * 2 * axes, dilation=dilation, groups=groups,
                 out_dtype="int32",
             )
         )  # fmt: skip
@@ -157,27 +162,31 @@ def convolve(
     if larger.any():
         # What weights are larger by multiplies the sum of the window, which all channels of a group share.
         window = convolved(np.ones((len(weight) if groups > 1 else 1, *weight.shape[1:]), np.int8))
-        factor = relax.const(larger.astype(np.int32).reshape(1, -1, 1, 1))
+        factor = relax.const(larger.astype(np.int32).reshape(1, -1, *[1] * axes))
         total = rewriter.emit(relax.op.add(total, rewriter.emit(relax.op.multiply(window, factor))))
     if moved is not None:
         # What the sum has too much; wraps around as the sum does, if at all, and the difference fits.
-        sums = relax.const(rows.sum(axis=1, dtype=np.int32).reshape(1, -1, 1, 1))
-        excess = rewriter.emit(relax.op.multiply(relax.op.reshape(moved, (1, 1, 1, 1)), sums))
+        sums = relax.const(rows.sum(axis=1, dtype=np.int32).reshape(1, -1, *[1] * axes))
+        excess = rewriter.emit(relax.op.multiply(relax.op.reshape(moved, (1, 1, *[1] * axes)), sums))
         total = rewriter.emit(relax.op.subtract(total, excess))
     return IntegerSum(total, (np.float32(value.scale) * scale.astype(np.float32)).astype(np.float32), shift, rows)
 
 
-def _zero_point(rewriter: IntegerMutator, value: Quantized, moved: relax.Expr) -> relax.Var:
+def _zero_point(rewriter: IntegerMutator, value: Quantized, moved: relax.Expr, axes: int) -> relax.Var:
     """Emit the zero point of a value as one uint8."""
     whole = rewriter.emit(relax.op.add(moved, relax.const(value.zero_point, "int32")))
-    return rewriter.emit(relax.op.astype(relax.op.reshape(whole, (1, 1, 1, 1)), "uint8"))
+    return rewriter.emit(relax.op.astype(relax.op.reshape(whole, (1, 1, *[1] * axes)), "uint8"))
 
 
 def _padded(rewriter: IntegerMutator, data: relax.Expr, padding: Sequence[int], outside: int) -> relax.Var:
-    """Put a number around an image."""
-    top, left, bottom, right = padding
-    widths = [0, 0, 0, 0, top, bottom, left, right]
+    """Put a number around an image, or in front of a row and behind it."""
+    widths = [0, 0, 0, 0, *(int(width) for pair in _pairs(padding) for width in pair)]
     return rewriter.emit(relax.op.nn.pad(data, widths, "constant", float(outside)))
+
+
+def _pairs(padding: Sequence[int]) -> list[tuple[int, int]]:
+    """Give the padding before and behind each axis; TVM writes all those before, then all those behind."""
+    return list(zip(padding[: len(padding) // 2], padding[len(padding) // 2 :], strict=True))
 
 
 def _with_borders(
@@ -189,9 +198,8 @@ def _with_borders(
         ones = rewriter.emit(relax.op.full(picture, relax.const(1, "uint8")))
         inside = rewriter.emit(relax.op.astype(_padded(rewriter, ones, padding, 0), "bool"))
     else:
-        top, left, bottom, right = padding
         ones = np.ones([int(extent) for extent in picture], bool)
-        inside = relax.const(np.pad(ones, [(0, 0), (0, 0), (top, bottom), (left, right)]), "bool")
+        inside = relax.const(np.pad(ones, [(0, 0), (0, 0), *_pairs(padding)]), "bool")
     return rewriter.emit(relax.op.where(inside, _padded(rewriter, data, padding, 0), zero_point))
 
 
@@ -354,10 +362,13 @@ def _concat(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
     return False
 
 
+ROW_RULES: dict[str, Rule] = {"relax.nn.conv1d": _convolution}
+"""Rules for targets that have integer kernels of ``(N, C, W)``."""
+
 RULES: dict[str, Rule] = {
     "relax.dequantize": _dequantize,
     "relax.quantize": _quantize,
-    "relax.nn.conv2d": _conv2d,
+    "relax.nn.conv2d": _convolution,
     "relax.matmul": _matmul,
     "relax.add": _add,
     "relax.nn.relu": _clip,

@@ -71,7 +71,7 @@ class QuantizedConstant:
 
 
 def as_bytes(weights: np.ndarray) -> np.ndarray | None:
-    """Give OIHW or matrix weights as int16, if those of each output channel are bytes less some number; else None.
+    """Give OIHW, OIW or matrix weights as int16, if those of each output channel are bytes less some number; else None.
 
     For matrices, whose channels are columns, all have to be bytes less the same number.
     """
@@ -85,7 +85,7 @@ def as_bytes(weights: np.ndarray) -> np.ndarray | None:
 
 
 def split_bytes(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Take OIHW weights apart into int8 and what each output channel's are larger by, nought where that can be."""
+    """Take OIHW or OIW weights apart into int8 and what each output channel is larger by, nought where that can be."""
     rows = weights.reshape(len(weights), -1).astype(np.int64)
     limits = np.iinfo(np.int8)
     least, most = rows.max(axis=1) - limits.max, rows.min(axis=1) - limits.min
@@ -158,6 +158,11 @@ class IntegerSum:
     def channel_axis(self) -> int:
         """Axis of the float tensor that ``scale`` goes along."""
         return 1 if self.matrix_shape is None else len(self.matrix_shape) - 1
+
+    @property
+    def per_channel(self) -> tuple[int, ...]:
+        """Shape of numbers, one a channel, that broadcast to ``total``."""
+        return (1, -1, *[1] * (self.total.ty.ndim - 2))
 
     @property
     def is_clipped(self) -> bool:
