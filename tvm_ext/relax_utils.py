@@ -22,6 +22,9 @@ STEP_OPERATIONS = "tvm_ext.step_operations"
 INDEPENDENT_IMAGES = "tvm_ext.independent_images"
 """Attribute of a function that gives for some images of a batch what it gives for all: the name of their number."""
 
+_TAKEN = ("Primitive", "Codegen")
+"""Attributes of functions that stand for one kernel, or that another compiler takes."""
+
 LOWER, UPPER = "tir_var_lower_bound", "tir_var_upper_bound"
 """Attributes of a function: bounds of symbolic variables by name, both included, as TVM's memory planner reads them."""
 
@@ -106,8 +109,28 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value]
 
 
+def rewritten(mod: tvm.IRModule, rewriter: Any) -> tvm.IRModule:
+    """Rewrite each function of a graph, but those that stand for one kernel or belong to another compiler.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        Functions to rewrite.
+    rewriter : PyExprMutator
+        Made for this module. Where it has a method ``begin``, that is given each function before it is visited, and
+        says whether to visit it.
+    """
+    begin = getattr(rewriter, "begin", lambda function: True)
+    for global_var, function in mod.functions_items():
+        if not isinstance(function, relax.Function) or any(key in (function.attrs or {}) for key in _TAKEN):
+            continue
+        if begin(function):
+            rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
+    return rewriter.builder_.finalize()
+
+
 def rewriting_pass(name: str, rewriter_of: Callable[[tvm.IRModule], Any]) -> tvm.transform.Pass:
-    """Make a pass that rewrites each function of a graph, but those that stand for one kernel.
+    """Make a pass of a rewriter, as :func:`rewritten` takes it.
 
     Parameters
     ----------
@@ -119,10 +142,6 @@ def rewriting_pass(name: str, rewriter_of: Callable[[tvm.IRModule], Any]) -> tvm
 
     @tvm.transform.module_pass(opt_level=0, name=name)
     def _rewriting(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = rewriter_of(mod)
-        for global_var, function in mod.functions_items():
-            if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
-                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return rewriter.builder_.finalize()
+        return rewritten(mod, rewriter_of(mod))
 
     return _rewriting

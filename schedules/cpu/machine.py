@@ -230,9 +230,9 @@ ROWS: tuple[tuple[frozenset[str], Machine], ...] = (
 )
 
 
-def machine_of(target: tvm.target.Target) -> Machine:
-    """Describe the CPU of an LLVM target."""
-    attributes = target.attrs
+def machine_of(target: tvm.target.Target | None = None) -> Machine:
+    """Describe the CPU of an LLVM target, by default of the current one."""
+    attributes = (target or tvm.target.Target.current(allow_none=False)).attrs
     return _machine(
         str(attributes.get("mtriple", "")),
         str(attributes.get("mcpu", "")),

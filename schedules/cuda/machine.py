@@ -162,11 +162,14 @@ PRODUCTS: tuple[GpuMachine, ...] = (
 """Those that have a target tag ``nvidia/NAME``; the first of an architecture stands for it."""
 
 
-def machine_of(target: tvm.target.Target) -> GpuMachine:
+def machine_of(target: tvm.target.Target | None = None) -> GpuMachine:
     """Describe the GPU of a CUDA target: the product it names as its ``model``, or one of its architecture.
+
+    Without a target it is the current one.
 
     What a target says of threads and shared memory besides is compared with this when it is completed.
     """
+    target = target or tvm.target.Target.current(allow_none=False)
     model = str(target.attrs.get("model", ""))
     compute = compute_capability(str(target.attrs.get("arch", "")))
     for row in PRODUCTS:

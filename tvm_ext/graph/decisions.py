@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import tvm
+
+from tvm_ext.relax_utils import rewritten
 
 DECISIONS_ATTRIBUTE = "tvm_ext.layout"
 """Attribute of a module: its decisions as JSON."""
@@ -64,6 +66,17 @@ def with_decisions(mod: tvm.IRModule, decisions: Sequence[Decision]) -> tvm.IRMo
         return mod
     rows = [*_rows(mod), *(decision.to_json() for decision in decisions)]
     return mod.with_attr(DECISIONS_ATTRIBUTE, json.dumps(rows))
+
+
+def deciding_pass(name: str, rewriter_of: Callable[[tvm.IRModule], Any]) -> tvm.transform.Pass:
+    """Make a pass of a rewriter, as :func:`tvm_ext.relax_utils.rewritten` takes it, that lists its ``decisions``."""
+
+    @tvm.transform.module_pass(opt_level=0, name=name)
+    def _deciding(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        rewriter = rewriter_of(mod)
+        return with_decisions(rewritten(mod, rewriter), rewriter.decisions)
+
+    return _deciding
 
 
 def layout_decisions(mod: tvm.IRModule) -> tuple[Decision, ...]:

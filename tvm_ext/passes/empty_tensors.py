@@ -16,7 +16,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.relax_utils import static_shape
+from tvm_ext.relax_utils import rewriting_pass, static_shape
 
 # Operator -> what each element of its result is when it reduces over nothing.
 _ZERO = ("sum", "matmul", "nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.conv1d_transpose", "nn.conv2d_transpose", "einsum")
@@ -33,16 +33,7 @@ NEUTRAL: dict[str, float] = {
 
 def empty_tensors() -> tvm.transform.Pass:
     """Make the pass; tensors whose extents are not known yet are left alone."""
-
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.EmptyTensors")
-    def _empty_tensors(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = _EmptyTensorMutator(mod)
-        for global_var, function in mod.functions_items():
-            if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
-                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return rewriter.builder_.finalize()
-
-    return _empty_tensors
+    return rewriting_pass("tvm_ext.EmptyTensors", _EmptyTensorMutator)
 
 
 @mutator

@@ -19,7 +19,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.graph.origins import emit_from
-from tvm_ext.relax_utils import constant
+from tvm_ext.relax_utils import constant, rewriting_pass
 
 # Convolutions whose weight has the output channels first, by operator name and layout of the weight.
 OUTPUT_CHANNELS_FIRST = {
@@ -31,18 +31,7 @@ OUTPUT_CHANNELS_FIRST = {
 
 def fold_batch_norm() -> tvm.transform.Pass:
     """Make the pass."""
-
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.FoldBatchNorm")
-    def _fold_batch_norm(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = _Rewriter(mod)
-        for global_var, function in mod.functions.items():
-            if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
-                rewriter.count_uses(function)
-                with np.errstate(all="ignore"):  # a negative variance gives NaN, as it does while a model runs
-                    rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return rewriter.builder_.finalize()
-
-    return _fold_batch_norm
+    return rewriting_pass("tvm_ext.FoldBatchNorm", _Rewriter)
 
 
 @mutator
@@ -52,7 +41,7 @@ class _Rewriter(PyExprMutator):
         self.uses: Counter[relax.Var] = Counter()
         self.definitions: dict[relax.Var, relax.Expr] = {}
 
-    def count_uses(self, function: relax.Function) -> None:
+    def begin(self, function: relax.Function) -> bool:
         """Note what every variable of a function is bound to and how often it is used."""
         self.uses.clear()
         self.definitions.clear()
@@ -69,7 +58,9 @@ class _Rewriter(PyExprMutator):
                 self.definitions |= {b.var: b.value for b in bindings if isinstance(b, relax.VarBinding)}
 
         relax.analysis.post_order_visit(function, visit)
+        return True
 
+    @np.errstate(all="ignore")  # a negative variance gives NaN, as it does while a model runs
     def visit_tuple_getitem_(self, op: relax.TupleGetItem) -> relax.Expr:
         """Replace the result of a batch normalisation."""
         normalise = self._definition(op.tuple_value, "relax.nn.batch_norm")

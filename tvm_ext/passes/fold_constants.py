@@ -18,7 +18,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.passes.fold_by_kernel import kernel_call_value, kernel_value, result_bytes
-from tvm_ext.relax_utils import constant, static_shape
+from tvm_ext.relax_utils import constant, rewriting_pass, static_shape
 
 LARGEST_GROWTH = 1 << 20
 """Bytes by which a folded result may exceed its operands: a broadcast is cheaper to repeat than to store."""
@@ -135,16 +135,7 @@ ROWS: dict[str, Callable[..., Any]] = {
 
 def fold_constants() -> tvm.transform.Pass:
     """Make the pass."""
-
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.FoldConstants")
-    def _fold_constants(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = _Rewriter(mod)
-        for global_var, function in mod.functions.items():
-            if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
-                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return rewriter.builder_.finalize()
-
-    return _fold_constants
+    return rewriting_pass("tvm_ext.FoldConstants", _Rewriter)
 
 
 def fold_the_rest() -> tvm.transform.Pass:

@@ -21,7 +21,7 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.relax_utils import INJECTIVE, OPAQUE
+from tvm_ext.relax_utils import INJECTIVE, OPAQUE, rewritten
 
 MOST_AGAIN = 64
 """Loads of an element's expression, beyond one of each tensor and those of the last operator, that fusion may add."""
@@ -45,10 +45,7 @@ def limit_recomputation() -> tvm.transform.Pass:
         if not apart:
             return mod
         rewriter = ApartMutator(mod, apart)
-        for global_var, func in mod.functions.items():
-            if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
-                rewriter.builder_.update_func(global_var, rewriter.visit_expr(func))
-        return rewriter.builder_.finalize()
+        return rewritten(mod, rewriter)
 
     return _limit
 

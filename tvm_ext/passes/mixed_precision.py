@@ -18,6 +18,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.passes.bindings import calls
 from tvm_ext.passes.single_precision import HALVES
+from tvm_ext.relax_utils import rewriting_pass
 
 _CONVOLUTIONS = {f"relax.nn.{name}": getattr(relax.op.nn, name) for name in ("conv1d", "conv2d", "conv3d")}
 _FIELDS = ("strides", "padding", "dilation", "groups", "data_layout", "kernel_layout", "out_layout")
@@ -31,16 +32,7 @@ def mixed_precision(dtype: str = "float32") -> tvm.transform.Pass:
     dtype : str
         Of the operands that are float32: ``"float16"`` or ``"bfloat16"``; ``"float32"`` leaves them as they are.
     """
-
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.MixedPrecision")
-    def _mixed(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = MixedPrecisionMutator(mod, dtype)
-        for variable, func in mod.functions.items():
-            if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
-                rewriter.builder_.update_func(variable, rewriter.visit_expr(func))
-        return rewriter.builder_.finalize()
-
-    return _mixed
+    return rewriting_pass("tvm_ext.MixedPrecision", lambda mod: MixedPrecisionMutator(mod, dtype))
 
 
 @mutator

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.relax_utils import constant, open_shape
+from tvm_ext.relax_utils import constant, open_shape, rewriting_pass
 
 _LAYOUTS = {"relax.nn.conv1d_transpose": ("NCW", "IOW"), "relax.nn.conv2d_transpose": ("NCHW", "IOHW")}
 _CONVOLUTIONS = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d}
@@ -26,16 +26,7 @@ _CONVOLUTIONS = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d}
 
 def open_phases() -> tvm.transform.Pass:
     """Make the pass; only constant weights without groups or dilation are taken."""
-
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.OpenPhases")
-    def _open_phases(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = _OpenPhaseMutator(mod)
-        for global_var, function in mod.functions_items():
-            if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
-                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return rewriter.builder_.finalize()
-
-    return _open_phases
+    return rewriting_pass("tvm_ext.OpenPhases", _OpenPhaseMutator)
 
 
 def phases_of(kernel: NDArray, strides: list[int]) -> NDArray:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.relax_utils import constant, static_shape
+from tvm_ext.relax_utils import constant, rewritten, static_shape
 
 _LAYOUTS = {
     "relax.nn.conv1d": ("NCW", "OIW"),
@@ -161,10 +161,7 @@ def padded_taps(splits: bool) -> tvm.transform.Pass:
     def _padded_taps(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         rewriter = _PaddedTapsMutator(mod)
         rewriter.splits = splits
-        for global_var, function in mod.functions_items():
-            if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
-                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return rewriter.builder_.finalize()
+        return rewritten(mod, rewriter)
 
     return _padded_taps
 

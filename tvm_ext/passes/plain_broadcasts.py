@@ -13,21 +13,12 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.relax_utils import open_shape, same_extents
+from tvm_ext.relax_utils import open_shape, rewriting_pass, same_extents
 
 
 def plain_broadcasts() -> tvm.transform.Pass:
     """Make the pass."""
-
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.PlainBroadcasts")
-    def _plain_broadcasts(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = _Rewriter(mod)
-        for global_var, function in mod.functions.items():
-            if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
-                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return rewriter.builder_.finalize()
-
-    return _plain_broadcasts
+    return rewriting_pass("tvm_ext.PlainBroadcasts", _Rewriter)
 
 
 @mutator

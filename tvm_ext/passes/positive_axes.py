@@ -11,15 +11,13 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.passes.bindings import calls
+from tvm_ext.relax_utils import rewritten
 
 
 def positive_axes(mod: tvm.IRModule) -> tvm.IRModule:
     """Count the axes of all ``squeeze`` of a module from the front."""
     rewriter = _Axes(mod)
-    for variable, func in mod.functions_items():
-        if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
-            rewriter.builder_.update_func(variable, rewriter.visit_expr(func))
-    return rewriter.builder_.finalize()
+    return rewritten(mod, rewriter)
 
 
 @mutator

@@ -19,6 +19,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.graph.operator_table import has_arithmetic
+from tvm_ext.relax_utils import rewriting_pass
 
 HALVES = ("float16", "bfloat16")
 
@@ -36,16 +37,7 @@ conversion of them could not be compiled."""
 
 def single_precision() -> tvm.transform.Pass:
     """Make the pass."""
-
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.SinglePrecision")
-    def _single_precision(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = SinglePrecisionMutator(mod)
-        for global_var, function in mod.functions.items():
-            if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
-                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return rewriter.builder_.finalize()
-
-    return _single_precision
+    return rewriting_pass("tvm_ext.SinglePrecision", SinglePrecisionMutator)
 
 
 def in_single_precision(call: relax.Call, emit: Callable[[Any], Any]) -> relax.Expr | None:

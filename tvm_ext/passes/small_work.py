@@ -48,7 +48,7 @@ def with_work(schedule_pass: tvm.transform.Pass, times: int = 1) -> tvm.transfor
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.WithWork")
     def _with_work(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        machine = machine_of(tvm.target.Target.current(allow_none=False))
+        machine = machine_of()
         scheduled = schedule_pass(mod)
         if machine.cores == 1:
             return scheduled

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.relax_utils import constant, static_shape
+from tvm_ext.relax_utils import constant, rewritten, static_shape
 
 _LAYOUTS = {
     "relax.nn.conv1d_transpose": ("NCW", "IOW"),
@@ -48,10 +48,7 @@ def transposed_phases(least_saved: int = LEAST_SAVED, pictures: bool = False) ->
     def _transposed_phases(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         rewriter = _PhaseMutator(mod)
         rewriter.least_saved, rewriter.pictures = least_saved, pictures
-        for global_var, function in mod.functions_items():
-            if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
-                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return rewriter.builder_.finalize()
+        return rewritten(mod, rewriter)
 
     return _transposed_phases
 

@@ -15,7 +15,7 @@ import tvm
 from tvm import relax, te, topi
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.relax_utils import OPAQUE
+from tvm_ext.relax_utils import OPAQUE, rewriting_pass
 
 WIDEST = 50
 """Most operands of a concatenation that is left whole; DenseNet-201 has one of 49."""
@@ -26,16 +26,7 @@ GROUP = 16
 
 def wide_concatenations() -> tvm.transform.Pass:
     """Make the pass; it takes ``concat`` and ``stack`` of more than :data:`WIDEST` tensors, before ``LegalizeOps``."""
-
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.WideConcatenations")
-    def _wide_concatenations(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = WideConcatenationMutator(mod)
-        for global_var, function in mod.functions.items():
-            if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
-                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return rewriter.builder_.finalize()
-
-    return _wide_concatenations
+    return rewriting_pass("tvm_ext.WideConcatenations", WideConcatenationMutator)
 
 
 @mutator

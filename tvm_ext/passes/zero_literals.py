@@ -19,28 +19,22 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.passes.non_finite_fills import broadcast_fill
+from tvm_ext.relax_utils import rewriting_pass
 
 OPERATORS = frozenset(["relax.multiply", "relax.divide", "relax.mod", "relax.floor_mod", "relax.floor_divide"])
 
 
 def zero_literals() -> tvm.transform.Pass:
     """Make the pass; only constants of floating-point types are changed."""
-
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.ZeroLiterals")
-    def _zero_literals(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = _ZeroMutator(mod)
-        for global_var, function in mod.functions_items():
-            if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
-                rewriter.computed = _computed_of_constants(function)
-                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return rewriter.builder_.finalize()
-
-    return _zero_literals
+    return rewriting_pass("tvm_ext.ZeroLiterals", _ZeroMutator)
 
 
 @mutator
 class _ZeroMutator(PyExprMutator):
-    computed: frozenset[relax.Var] = frozenset()
+    def begin(self, function: relax.Function) -> bool:
+        """Note the scalars that do not depend on arguments."""
+        self.computed = _computed_of_constants(function)
+        return True
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """Give a zero scalar, or one that may be found to be zero, an axis; broadcast what fills a tensor."""

@@ -37,7 +37,7 @@ def attention_kernels(precision: str = "float32") -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.AttentionKernels")
     def _attention(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        machine = machine_of(tvm.target.Target.current(allow_none=False))
+        machine = machine_of()
         rewriter = _Rewriter(mod, machine, precision)
         for variable, func in mod.functions_items():
             if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):

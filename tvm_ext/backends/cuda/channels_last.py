@@ -40,7 +40,7 @@ def channels_last() -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.ChannelsLast")
     def _channels_last(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        machine = machine_of(tvm.target.Target.current(allow_none=False))
+        machine = machine_of()
         if not machine.has_async_copy or not any(_products(call, machine) for call in _calls(mod)):
             return mod
         # TVM's pass that orders channels fails on tensors that are stacked, as phases of transposed convolutions are,

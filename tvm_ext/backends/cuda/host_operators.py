@@ -16,6 +16,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.passes.bindings import calls
+from tvm_ext.relax_utils import rewriting_pass
 
 FUNCTIONS = ("relax.run.nonzero", "relax.run.unique")
 COPY = "vm.builtin.to_device"
@@ -23,16 +24,7 @@ COPY = "vm.builtin.to_device"
 
 def host_operators() -> tvm.transform.Pass:
     """Make the pass; it comes behind ``LegalizeOps``, which makes calls of the runtime of these operators."""
-
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.HostOperators")
-    def _host_operators(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = _HostOperators(mod)
-        for variable, func in mod.functions_items():
-            if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
-                rewriter.builder_.update_func(variable, rewriter.visit_expr(func))
-        return rewriter.builder_.finalize()
-
-    return _host_operators
+    return rewriting_pass("tvm_ext.HostOperators", _HostOperators)
 
 
 @mutator

@@ -17,7 +17,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.passes.bindings import calls
 from tvm_ext.passes.single_precision import HALVES
-from tvm_ext.relax_utils import constant, static_shape
+from tvm_ext.relax_utils import constant, rewritten, static_shape
 from tvm_ext.schedules.cuda.machine import machine_of
 
 CHANNELS, WHOLE = 3, 4
@@ -36,13 +36,10 @@ def whole_vectors() -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.WholeVectors")
     def _whole(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        if not machine_of(tvm.target.Target.current(allow_none=False)).has_async_copy:
+        if not machine_of().has_async_copy:
             return mod
         rewriter = _Rewriter(mod)
-        for variable, func in mod.functions_items():
-            if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
-                rewriter.builder_.update_func(variable, rewriter.visit_expr(func))
-        return rewriter.builder_.finalize()
+        return rewritten(mod, rewriter)
 
     return _whole
 

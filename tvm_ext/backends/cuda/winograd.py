@@ -43,7 +43,7 @@ def winograd_convolutions(always: bool = False) -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.WinogradConvolutions")
     def _winograd(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = _Rewriter(mod, machine_of(tvm.target.Target.current(allow_none=False)), always)
+        rewriter = _Rewriter(mod, machine_of(), always)
         for variable, func in mod.functions_items():
             if isinstance(func, relax.Function):
                 rewriter.builder_.update_func(variable, rewriter.visit_expr(func))

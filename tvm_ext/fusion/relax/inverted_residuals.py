@@ -107,7 +107,7 @@ def _fused(func: Any, stages: Mapping[str, Stage | None], builder: Any, kernels:
 
 def _blocks(func: Any, stages: Mapping[str, Stage | None], slower: float) -> list[_Block]:
     """Find what becomes one kernel: with both neighbours of a depthwise convolution, or with the better one."""
-    machine = machine_of(tvm.target.Target.current(allow_none=False))
+    machine = machine_of()
     bindings = [binding for sequence in func.body.blocks for binding in sequence.bindings]
     makers = {binding.var: binding for binding in bindings if is_step(binding)}
     uses = Counter(variable for binding in bindings for variable in variables_of(binding))

@@ -49,7 +49,7 @@ def blocked_layout(
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.BlockedLayout")
     def _blocked_layout(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        machine = for_weights(machine_of(tvm.target.Target.current(allow_none=False)), constant_bytes(mod))
+        machine = for_weights(machine_of(), constant_bytes(mod))
         choices = Choices(chosen or {})
         rewriter = BlockedLayoutMutator(mod, machine, take, winograd, bfloat16, choices, take_flattened, chains)
         for global_var, function in mod.functions.items():

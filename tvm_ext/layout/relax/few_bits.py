@@ -20,7 +20,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.graph.decisions import Decision, with_decisions
+from tvm_ext.graph.decisions import Decision, deciding_pass
 from tvm_ext.graph.origins import OriginBuilder, span_of, words_of
 from tvm_ext.layout.few_bits import FewBits, plan_words, stored_words, verify_words
 from tvm_ext.passes.bindings import Bindings, calls
@@ -38,19 +38,7 @@ _SMALLEST_TABLE = 1 << 14
 
 def few_bit_weights() -> tvm.transform.Pass:
     """Make the pass; functions without constants of 8 bits are left alone."""
-
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.FewBitWeights")
-    def _few_bit_weights(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = _Rewriter(mod, machine_of(tvm.target.Target.current(allow_none=False)))
-        for global_var, function in mod.functions_items():
-            if isinstance(function, relax.Function) and not (
-                function.attrs and ("Primitive" in function.attrs or "Codegen" in function.attrs)
-            ):
-                if rewriter.begin(function):
-                    rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return with_decisions(rewriter.builder_.finalize(), rewriter.decisions)
-
-    return _few_bit_weights
+    return deciding_pass("tvm_ext.FewBitWeights", lambda mod: _Rewriter(mod, machine_of()))
 
 
 class _Weights(Bindings):

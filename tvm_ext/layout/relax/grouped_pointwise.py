@@ -16,7 +16,7 @@ from tvm import relax, te
 from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.graph.decisions import Decision, with_decisions
+from tvm_ext.graph.decisions import Decision, deciding_pass
 from tvm_ext.graph.origins import words_of
 from tvm_ext.layout.product_plan import plan_product
 from tvm_ext.layout.verify import verify_product
@@ -27,16 +27,10 @@ from tvm_ext.schedules.cpu.machine import Machine, machine_of
 
 def grouped_pointwise() -> tvm.transform.Pass:
     """Make the pass, for CPU targets; it takes static ``float32`` convolutions in layout NCHW only."""
-
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.GroupedPointwise")
-    def _grouped_pointwise(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = GroupedPointwiseMutator(mod, machine_of(tvm.target.Target.current(allow_none=False)))
-        for global_var, function in mod.functions.items():
-            if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
-                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return with_decisions(rewriter.builder_.finalize(), rewriter.decisions)
-
-    return _grouped_pointwise
+    return deciding_pass(
+        "tvm_ext.GroupedPointwise",
+        lambda mod: GroupedPointwiseMutator(mod, machine_of()),
+    )
 
 
 @mutator

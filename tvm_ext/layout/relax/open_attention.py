@@ -13,7 +13,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import mutator
 
-from tvm_ext.graph.decisions import Decision, with_decisions
+from tvm_ext.graph.decisions import Decision, deciding_pass
 from tvm_ext.graph.origins import all_origins
 from tvm_ext.passes.attention import find_attention
 from tvm_ext.passes.attention_mutator import AttentionMutator
@@ -30,19 +30,7 @@ TILE_ROWS, FEW_TILE_ROWS = 8, 4
 
 def open_attention() -> tvm.transform.Pass:
     """Make the pass; it belongs behind the packing of products whose extents are known, before that of open ones."""
-
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.OpenAttention")
-    def _open_attention(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = _Rewriter(mod, machine_of(tvm.target.Target.current(allow_none=False)))
-        for global_var, function in mod.functions_items():
-            if isinstance(function, relax.Function) and not (
-                function.attrs and ("Primitive" in function.attrs or "Codegen" in function.attrs)
-            ):
-                if rewriter.begin(function):
-                    rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return with_decisions(rewriter.builder_.finalize(), rewriter.decisions)
-
-    return _open_attention
+    return deciding_pass("tvm_ext.OpenAttention", lambda mod: _Rewriter(mod, machine_of()))
 
 
 @mutator

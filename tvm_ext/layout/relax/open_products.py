@@ -15,7 +15,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.graph.decisions import Decision, with_decisions
+from tvm_ext.graph.decisions import Decision, deciding_pass
 from tvm_ext.graph.origins import words_of
 from tvm_ext.layout.product_plan import OpenProductPlan, plan_open_product
 from tvm_ext.layout.verify import verify_open_product
@@ -37,19 +37,7 @@ It sums up two or three columns element by element; a vector that is mostly padd
 
 def open_products() -> tvm.transform.Pass:
     """Make the pass; it belongs behind the packing of products whose extents are known."""
-
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.OpenProducts")
-    def _open_products(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = _Rewriter(mod, machine_of(tvm.target.Target.current(allow_none=False)))
-        for global_var, function in mod.functions_items():
-            if isinstance(function, relax.Function) and not (
-                function.attrs and ("Primitive" in function.attrs or "Codegen" in function.attrs)
-            ):
-                if rewriter.begin(function):
-                    rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return with_decisions(rewriter.builder_.finalize(), rewriter.decisions)
-
-    return _open_products
+    return deciding_pass("tvm_ext.OpenProducts", lambda mod: _Rewriter(mod, machine_of()))
 
 
 @mutator

@@ -27,7 +27,7 @@ from tvm_ext.layout.verify import verify_product, verify_strassen
 from tvm_ext.passes.attention import Attention, find_attention
 from tvm_ext.passes.bindings import Bindings, Operand, calls, permutation
 from tvm_ext.passes.shared_kernels import SharedKernels
-from tvm_ext.relax_utils import OPAQUE, OUT_ELEMENTWISE, read_only, static_shape
+from tvm_ext.relax_utils import OPAQUE, OUT_ELEMENTWISE, read_only, rewritten, static_shape
 from tvm_ext.schedules.compute.attention import attention
 from tvm_ext.schedules.compute.bfloat16 import pairs
 from tvm_ext.schedules.compute.matmul import MatmulShape, matmul, pack_columns, uniform_rows
@@ -57,15 +57,9 @@ def pack_matmul(
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.PackMatmul")
     def _pack_matmul(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        machine, choices = machine_of(tvm.target.Target.current(allow_none=False)), Choices(chosen or {})
+        machine, choices = machine_of(), Choices(chosen or {})
         rewriter = PackMatmulMutator(mod, machine, bfloat16, choices, strassen and not bfloat16)
-        for global_var, function in mod.functions.items():
-            if isinstance(function, relax.Function) and not (
-                function.attrs and ("Primitive" in function.attrs or "Codegen" in function.attrs)
-            ):
-                if rewriter.begin(function):
-                    rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return with_offers(with_decisions(rewriter.builder_.finalize(), rewriter.decisions), choices)
+        return with_offers(with_decisions(rewritten(mod, rewriter), rewriter.decisions), choices)
 
     return _pack_matmul
 

@@ -17,7 +17,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.layout.convolution_plan import channel_block
-from tvm_ext.relax_utils import read_only, static_shape
+from tvm_ext.relax_utils import read_only, rewriting_pass, static_shape
 from tvm_ext.schedules.compute.transposed_convolution import transposed_as_convolution
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 
@@ -27,16 +27,10 @@ LEAST_GAIN = 2
 
 def phases_as_channels() -> tvm.transform.Pass:
     """Make the pass, for CPU targets; it takes static ``float32`` convolutions in layout NCHW only."""
-
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.PhasesAsChannels")
-    def _phases_as_channels(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = PhasesMutator(mod, machine_of(tvm.target.Target.current(allow_none=False)))
-        for global_var, function in mod.functions.items():
-            if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
-                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return rewriter.builder_.finalize()
-
-    return _phases_as_channels
+    return rewriting_pass(
+        "tvm_ext.PhasesAsChannels",
+        lambda mod: PhasesMutator(mod, machine_of()),
+    )
 
 
 def gain_of_phases(channels: int, phases: int, machine: Machine) -> float:

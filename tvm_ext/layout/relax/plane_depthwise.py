@@ -17,7 +17,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.graph.decisions import Decision, with_decisions
+from tvm_ext.graph.decisions import Decision, deciding_pass
 from tvm_ext.graph.origins import emit_from, words_of
 from tvm_ext.layout import lanes as lane_arithmetic
 from tvm_ext.layout.plane_plan import Shuffle, plan_planes, shuffle_of, verify_planes
@@ -37,17 +37,10 @@ _BLOCKED = frozenset(
 
 def planes() -> tvm.transform.Pass:
     """Make the pass, for CPU targets; it takes static ``float32`` convolutions in layout NCHW only."""
-
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.PlaneDepthwise")
-    def _planes(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = _PlaneMutator(mod, machine_of(tvm.target.Target.current(allow_none=False)))
-        for global_var, function in mod.functions_items():
-            if isinstance(function, relax.Function) and not (function.attrs and "Primitive" in function.attrs):
-                rewriter.look_at(function)
-                rewriter.builder_.update_func(global_var, rewriter.visit_expr(function))
-        return with_decisions(rewriter.builder_.finalize(), rewriter.decisions)
-
-    return _planes
+    return deciding_pass(
+        "tvm_ext.PlaneDepthwise",
+        lambda mod: _PlaneMutator(mod, machine_of()),
+    )
 
 
 @mutator
@@ -59,7 +52,7 @@ class _PlaneMutator(PyExprMutator):
         self._values: dict[Any, Any] = {}
         self._readers: dict[Any, list[Any]] = {}
 
-    def look_at(self, function: relax.Function) -> None:
+    def begin(self, function: relax.Function) -> bool:
         """Note what the variables of a function are bound to, and what reads them."""
         bindings = Bindings()
         bindings.visit_expr(function)
@@ -68,6 +61,7 @@ class _PlaneMutator(PyExprMutator):
         for variable, value in bindings.values.items():
             for read in set(relax.analysis.free_vars(value)):
                 self._readers[read].append((variable, value))
+        return True
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Rewrite a convolution between planes."""
