@@ -59,6 +59,20 @@ def test_extremes(case: str, size: int) -> None:
     np.testing.assert_array_equal(found.astype("float32"), rounded(wanted))
 
 
+@pytest.mark.parametrize("size", [1, 16, 127])
+def test_numbers_that_are_rounded_and_widened_again(size: int) -> None:
+    operand = relax.Var("x", relax.TensorType((size,), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [operand]):
+        with builder.dataflow():
+            narrow = builder.emit(op.astype(builder.emit(op.multiply(operand, operand)), "bfloat16"))
+            result = builder.emit_output(op.add(builder.emit(op.astype(narrow, "float32")), operand))
+        builder.emit_func_output(result)
+    x = np.random.default_rng(4).standard_normal(size).astype("float32")
+    machine = relax.VirtualMachine(tvm.compile(builder.get(), native_target(), relax_pipeline="tvm_ext"), tvm.cpu())
+    np.testing.assert_array_equal(machine["main"](tvm.runtime.tensor(x)).numpy(), rounded(x * x) + x)
+
+
 def test_arithmetic_on_bits() -> None:
     @I.ir_module
     class Before:

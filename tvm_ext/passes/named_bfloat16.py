@@ -1,10 +1,11 @@
-"""Writes conversions of bfloat16 inside named values as arithmetic on their bits.
+"""Writes conversions of bfloat16 inside named values, and roundings to it, as arithmetic on their bits.
 
 before: ``value = float32(x[i])``
 after:  ``value = reinterpret<float32>(uint32(reinterpret<uint16>(x[i])) << 16)``
 
 TVM keeps bfloat16 as 16-bit integers, and changes the conversions accordingly, but not those in the value that a name
-is given to: there the bits would be converted as the number that they are as an integer.
+is given to: there the bits would be converted as the number that they are as an integer. Elsewhere it computes in
+float32, and takes ``float32(bfloat16(v))`` for ``v``: what is there to be rounded would not be.
 """
 
 from __future__ import annotations
@@ -33,17 +34,25 @@ def named_bfloat16() -> tvm.transform.Pass:
             value = tvm_ffi.structural_mutate(node.value, _CONVERSIONS)
             return mutator.default_mutate(prim.Let(node.var, value, node.body))
 
-        return tvm_ffi.structural_mutate(func, [(tirx.Bind, statement), (prim.Let, let)])
+        return tvm_ffi.structural_mutate(func, [(tirx.Bind, statement), (prim.Let, let), (prim.Cast, _round)])
 
     return _rewrite
 
 
-def _convert(node: Any, mutator: Any) -> Any:
-    if element_type(node) == "float32" and element_type(node.value) == "bfloat16":
-        if isinstance(node.value, prim.Cast) and element_type(node.value.value) == "float32":
-            return _rounded(mutator.mutate(node.value.value))
-        return _widened(mutator.mutate(node.value))
+def _round(node: Any, mutator: Any) -> Any:
+    if _widens(node) and isinstance(node.value, prim.Cast) and element_type(node.value.value) == "float32":
+        return _rounded(mutator.mutate(node.value.value))
     return mutator.default_mutate(node)
+
+
+def _convert(node: Any, mutator: Any) -> Any:
+    if _widens(node) and not (isinstance(node.value, prim.Cast) and element_type(node.value.value) == "float32"):
+        return _widened(mutator.mutate(node.value))
+    return _round(node, mutator)
+
+
+def _widens(node: Any) -> bool:
+    return element_type(node) == "float32" and element_type(node.value) == "bfloat16"
 
 
 _CONVERSIONS = [(prim.Cast, _convert)]
