@@ -23,6 +23,7 @@ def row_attention(
     steps: Sequence[Step],
     out_axes: Sequence[int],
     operand: str,
+    fixed: Sequence[Sequence[tuple[int, int]]] = ((), (), ()),
 ) -> te.Tensor:
     """Compute ``softmax(steps(query key)) value``, with sums in float32.
 
@@ -39,6 +40,8 @@ def row_attention(
         For each axis of the result in memory, which logical axis it is.
     operand : str
         Type that the operands of both products are rounded to.
+    fixed : sequence of pairs of int
+        Of each operand, axes that no logical one is, and the index at which they are read.
 
     Returns
     -------
@@ -54,8 +57,8 @@ def row_attention(
     scores = te.compute(
         (*batch, rows, length),
         lambda *index: te.sum(
-            _element(query, places[0], [*index[:-1], k], operand)
-            * _element(key, places[1], [*index[:-2], k, index[-1]], operand),
+            _element(query, places[0], fixed[0], [*index[:-1], k], operand)
+            * _element(key, places[1], fixed[1], [*index[:-2], k, index[-1]], operand),
             k,
         ),
         name="scores",
@@ -73,7 +76,7 @@ def row_attention(
         (*batch, rows, columns),
         lambda *index: te.sum(
             weights(*index[:-1], n).astype(operand).astype("float32")
-            * _element(value, places[2], [*index[:-2], n, index[-1]], operand),
+            * _element(value, places[2], fixed[2], [*index[:-2], n, index[-1]], operand),
             n,
         ),
         name="result",
@@ -88,9 +91,12 @@ def row_attention(
     return te.compute([logical[axis] for axis in order], store, name="store")
 
 
-def _element(tensor: te.Tensor, axes: Sequence[int], index: Sequence[Any], operand: str) -> Any:
+def _element(
+    tensor: te.Tensor, axes: Sequence[int], fixed: Sequence[tuple[int, int]], index: Sequence[Any], operand: str
+) -> Any:
     """Load an element by its logical index, rounded to ``operand``."""
-    value = tensor(*(index[axes.index(axis)] for axis in range(len(axes))))
+    places = {int(axis): tirx.const(int(place), tensor.shape[int(axis)].ty.dtype) for axis, place in fixed}
+    value = tensor(*(places[axis] if axis in places else index[axes.index(axis)] for axis in range(len(tensor.shape))))
     return (value if str(tensor.dtype) == operand else value.astype(operand)).astype("float32")
 
 

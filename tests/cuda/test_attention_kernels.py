@@ -119,3 +119,80 @@ def test_heads_of_pytorch_are_not_copied() -> None:
     (found,) = emulated(x.numpy())
     assert emulated.faults == []
     np.testing.assert_allclose(found, model(x).detach().numpy(), atol=5e-3)
+
+
+def test_layers_of_pytorch_are_products_with_what_follows() -> None:
+    """Normalisations make what products read in 16 bits, and activations and residuals are part of products."""
+    torch = pytest.importorskip("torch")
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.wide, self.gate = torch.nn.LayerNorm(32), torch.nn.Linear(32, 48), torch.nn.Linear(32, 48)
+            self.narrow = torch.nn.Linear(48, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.norm(x)
+            return x + self.narrow(torch.nn.functional.gelu(self.wide(y)) * self.gate(y))
+
+    x = torch.randn(3, 17, 32)
+    model = Block().eval()
+    emulated = EmulatedModel(torch.export.export(model, (x,)), precision="float16")
+    kernels = [name for name, rule in emulated.rules.items() if not name.startswith("reshape")]
+    assert sum("layer_norm" in name for name in kernels) == 1
+    assert sum("matmul" in name for name in kernels) == 3
+    assert len(kernels) == 4
+    (found,) = emulated(x.numpy())
+    assert emulated.faults == []
+    np.testing.assert_allclose(found, model(x).detach().numpy(), atol=1e-2)
+
+
+def one_of_an_axis(bb: relax.BlockBuilder, x: relax.Var) -> list[relax.Expr]:
+    """Queries, keys and values as ViT takes them: (part, batch, head, row, feature) of what a projection gives."""
+    parts = bb.emit(op.permute_dims(bb.emit(op.reshape(x, (2, 17, 3, 4, 8))), [2, 0, 3, 1, 4]))
+    cut = [bb.emit(op.strided_slice(parts, [0], [number], [number + 1])) for number in range(3)]
+    return [bb.emit(op.squeeze(part, [0])) for part in cut]
+
+
+def split_columns(bb: relax.BlockBuilder, x: relax.Var) -> list[relax.Expr]:
+    """As GPT-2 takes them."""
+    parts = bb.emit(op.split(x, 3, 2))
+    apart = [bb.emit(op.reshape(bb.emit(relax.TupleGetItem(parts, number)), (2, 17, 4, 8))) for number in range(3)]
+    return [bb.emit(op.permute_dims(part, [0, 2, 1, 3])) for part in apart]
+
+
+def sliced_columns(bb: relax.BlockBuilder, x: relax.Var) -> list[relax.Expr]:
+    """Slices of the last axis, the second counted from its end."""
+    bounds = [(0, 32), (-64, -32), (64, 96)]
+    cut = [bb.emit(op.strided_slice(x, [-1], [begin], [end])) for begin, end in bounds]
+    apart = [bb.emit(op.reshape(part, (2, 17, 4, 8))) for part in cut]
+    return [bb.emit(op.permute_dims(part, [0, 2, 1, 3])) for part in apart]
+
+
+def uneven_columns(bb: relax.BlockBuilder, x: relax.Var) -> list[relax.Expr]:
+    """Slices that are no parts of a multiple of their size are copied."""
+    cut = [bb.emit(op.strided_slice(x, [2], [begin], [begin + 32])) for begin in (0, 33, 64)]
+    apart = [bb.emit(op.reshape(part, (2, 17, 4, 8))) for part in cut]
+    return [bb.emit(op.permute_dims(part, [0, 2, 1, 3])) for part in apart]
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("parts", [one_of_an_axis, split_columns, sliced_columns, uneven_columns])
+def test_parts_of_one_tensor_are_read_where_they_are(parts: Any, precision: str) -> None:
+    def build(bb: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        q, k, v = parts(bb, x)
+        weights = bb.emit(op.nn.softmax(bb.emit(op.matmul(q, bb.emit(op.permute_dims(k, [0, 1, 3, 2])))), -1))
+        return op.permute_dims(bb.emit(op.matmul(weights, v)), [0, 2, 1, 3])
+
+    mod = graph(build, [((2, 17, 96), "float32")])
+    after = rewritten(mod, precision)
+    text = after["main"].script()
+    assert text.count("call_tir") == 1
+    assert "matmul" not in text
+    assert ("strided_slice" in text or "split" in text or "squeeze" in text) == (parts is uneven_columns)
+    x = np.random.default_rng(0).standard_normal((2, 17, 96)).astype("float32")
+    tolerance = 1e-5 if precision == "float32" else 1e-2
+    np.testing.assert_allclose(run(after, [x]), run(mod, [x]), rtol=tolerance, atol=tolerance)
+    emulated = EmulatedModel(mod, precision=precision)
+    np.testing.assert_allclose(emulated(x)[0], run(mod, [x]), rtol=tolerance, atol=tolerance)
+    assert emulated.faults == []

@@ -15,9 +15,10 @@ from typing import Any
 
 import tvm
 from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.expr_functor import mutator
 
-from tvm_ext.passes.bindings import calls, permutation
+from tvm_ext.passes.bindings import permutation
+from tvm_ext.passes.view_mutator import ViewMutator
 from tvm_ext.relax_utils import open_shape, rewriting_pass, same_extents
 from tvm_ext.schedules.compute.attention import ELEMENTWISE
 
@@ -36,18 +37,13 @@ def batch_axes() -> tvm.transform.Pass:
 
 
 @mutator
-class _BatchAxes(PyExprMutator):
+class _BatchAxes(ViewMutator):
     def __init__(self, mod: tvm.IRModule) -> None:
         super().__init__(mod)
         self._products: set[relax.Var] = set()  # with their axes, and what follows from them
 
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        call = super().visit_call_(call)
-        name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
-        if name == "relax.reshape":
-            return self._reshape(call)
-        if name == "relax.permute_dims":
-            return self._transpose(call)
+    def other(self, call: relax.Call, name: str) -> relax.Expr:
+        """Give a product its axes, and what is done with one that has them."""
         shape = open_shape(call)
         if shape is None or len(shape) != _MERGED:
             return call
@@ -56,31 +52,12 @@ class _BatchAxes(PyExprMutator):
         last = name == "relax.nn.softmax" and int(call.attrs.axis) in (-1, _MERGED - 1)
         return self._step(call, shape) if last or name in ELEMENTWISE else call
 
-    def _reshape(self, call: relax.Call) -> relax.Expr:
-        """Make one of a reshape of a reshape, or none."""
-        source = self._source(call.args[0], "relax.reshape")
-        if source is None:
-            return call
-        shape, wanted = open_shape(source), open_shape(call)
-        if shape is None or wanted is None:
-            return call
-        return source if same_extents(shape, wanted) else relax.op.reshape(source, call.args[1])
-
-    def _transpose(self, call: relax.Call) -> relax.Expr:
-        """Make one of a transpose of a transpose, or none."""
-        axes, source = permutation(call), self._source(call.args[0], "relax.permute_dims")
-        if axes is None or source is None:
-            return call
-        before = permutation(self._value(call.args[0])) or ()
-        both = [before[axis] for axis in axes]
-        return source if both == sorted(both) else relax.op.permute_dims(source, both)
-
     def _product(self, call: relax.Call) -> relax.Expr:
         found = [self._apart(operand) for operand in call.args]
         shapes = [open_shape(one) for one in found if one is not None]
         if len(shapes) < 2 or not same_extents(shapes[0][:-2], shapes[1][:-2]):  # type: ignore[index]
             return call
-        if not any(one in self._products or permutation(self._value(one)) for one in found):
+        if not any(one in self._products or permutation(self.value(one)) for one in found):
             return call
         return self._merged(relax.op.matmul(*found, out_dtype=call.attrs.out_dtype), call)
 
@@ -109,7 +86,7 @@ class _BatchAxes(PyExprMutator):
 
     def _apart(self, merged: relax.Expr) -> relax.Expr | None:
         """Find a tensor with the axes that were merged in front of the last two, transposed as ``merged`` is."""
-        value, shape = self._value(merged), open_shape(merged)
+        value, shape = self.value(merged), open_shape(merged)
         if shape is None:
             return None
         if permutation(value) == (0, 2, 1):
@@ -118,21 +95,9 @@ class _BatchAxes(PyExprMutator):
                 return None
             *batches, row, column = range(int(inner.ty.ndim))
             swapped = self.builder_.normalize(relax.op.permute_dims(inner, [*batches, column, row]))
-            return self.builder_.emit(self._transpose(swapped))
-        source = self._source(merged, "relax.reshape")
+            return self.builder_.emit(self.transpose(swapped))
+        source = self.source(merged, "relax.reshape")
         extents = None if source is None else open_shape(source)
-        longer = extents is not None and len(extents) > len(shape) == _MERGED
-        return source if longer and same_extents(extents[-2:], shape[-2:]) else None
-
-    def _source(self, expr: relax.Expr, operator: str) -> relax.Expr | None:
-        """Give the operand of the call of an operator that a variable is bound to, if it is seen here."""
-        value = self._value(expr)
-        if not calls(value, operator):
+        if extents is None or not len(extents) > len(shape) == _MERGED:
             return None
-        seen = isinstance(expr, relax.DataflowVar) or not isinstance(value.args[0], relax.DataflowVar)
-        return value.args[0] if seen else None
-
-    def _value(self, expr: relax.Expr) -> Any:
-        """Look up what a variable is bound to, through other names of it."""
-        value = self.builder_.lookup_binding(expr) if isinstance(expr, relax.Var) else None
-        return self._value(value) if isinstance(value, relax.Var) else value
+        return source if same_extents(extents[-2:], shape[-2:]) else None

@@ -85,10 +85,10 @@ class MixedPrecisionMutator(PyExprMutator):
             value = self.builder_.lookup_binding(operand)
             made = self._before_widening(operand, value)
             if made is None and calls(value, "relax.reshape") and isinstance(value.args[0], relax.Var):
-                source = self._before_widening(value.args[0], self.builder_.lookup_binding(value.args[0]))
-                visible = isinstance(operand, relax.DataflowVar) or not isinstance(source, relax.DataflowVar)
-                if source is not None and visible:
-                    made = self.builder_.emit(relax.op.reshape(source, value.args[1]))
+                # What makes the numbers converts them: a reshape between the two would keep it from that.
+                source = value.args[0]
+                if isinstance(operand, relax.DataflowVar) or not isinstance(source, relax.DataflowVar):
+                    made = self.builder_.emit(relax.op.reshape(self._half(source), value.args[1]))
             self._converted[operand] = (
                 self.builder_.emit(relax.op.astype(operand, self._dtype)) if made is None else made
             )

@@ -14,6 +14,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import mutator
 
+from tvm_ext.backends.cuda.tensor_parts import TensorPart, tensor_part
 from tvm_ext.passes.attention import Attention, find_attention
 from tvm_ext.passes.attention_mutator import AttentionMutator
 from tvm_ext.passes.bindings import Bindings, Operand, calls
@@ -76,13 +77,14 @@ class _Rewriter(AttentionMutator):
         tile = attention_tile(shape, self.machine)
         if tile is None or not pays(shape, tile, self.machine):
             return None
-        tensors = [self.visit_expr(part.expr) for part in (query, key, value)]
+        wholes = [tensor_part(self.bindings, var, part) for part in (query, key, value)]
         narrow = dtype == "float32" and operand in HALVES
         made = self.builder_.call_te(
             row_attention,
-            *([self._rounded(tensor, operand) for tensor in tensors] if narrow else tensors),
+            *(self._tensor(whole, operand if narrow else dtype) for whole in wholes),
             [self.visit_expr(other) for other in found.others],
-            axes=(query.axes, key.axes, value.axes),
+            axes=[whole.axes for whole in wholes],
+            fixed=[whole.fixed for whole in wholes],
             steps=found.steps,
             out_axes=order or tuple(range(len(query.shape))),
             operand=operand,
@@ -91,13 +93,17 @@ class _Rewriter(AttentionMutator):
         )
         return relax.op.astype(self.builder_.emit(made), dtype) if narrow else made
 
-    def _rounded(self, tensor: relax.Expr, dtype: str) -> relax.Expr:
-        """Convert an operand; before a reshape, so that what makes it does that."""
+    def _tensor(self, whole: TensorPart, dtype: str) -> relax.Expr:
+        """Convert what an operand is a part of, before a reshape, so that what makes it does that."""
+        tensor = self.visit_expr(whole.expr)
         value = self.builder_.lookup_binding(tensor) if isinstance(tensor, relax.DataflowVar) else None
-        if not calls(value, "relax.reshape"):
-            return self.builder_.emit(relax.op.astype(tensor, dtype))
-        source = self.builder_.emit(relax.op.astype(value.args[0], dtype))  # type: ignore[union-attr]
-        return self.builder_.emit(relax.op.reshape(source, value.args[1]))  # type: ignore[union-attr]
+        if calls(value, "relax.reshape"):
+            tensor = value.args[0]  # type: ignore[union-attr]
+        if str(tensor.ty.dtype) != dtype:
+            tensor = self.builder_.emit(relax.op.astype(tensor, dtype))
+        return (
+            tensor if static_shape(tensor) == whole.shape else self.builder_.emit(relax.op.reshape(tensor, whole.shape))
+        )
 
     def _operand(self, user: relax.Var, expr: relax.Expr) -> Operand | None:
         """Look through the transposes before an operand."""

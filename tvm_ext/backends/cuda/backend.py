@@ -47,6 +47,8 @@ from tvm_ext.passes.grid_sample import SAMPLING_LEGALIZATIONS
 from tvm_ext.passes.mixed_precision import mixed_precision
 from tvm_ext.passes.named_extents import named_extents
 from tvm_ext.passes.order_of_nan import order_of_nan
+from tvm_ext.passes.product_rows import product_rows
+from tvm_ext.passes.shared_views import shared_views
 from tvm_ext.passes.transposed_phases import transposed_phases
 from tvm_ext.passes.unit_reductions import unit_reductions
 from tvm_ext.passes.value_checks import without_value_checks
@@ -70,9 +72,11 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
         arithmetic=[
             decompose_attention(),
             batch_axes(),
+            product_rows(),
             attention_kernels(rounded),
             transposed_phases(pictures=True),
             mixed_precision(rounded),
+            shared_views(),
             *common.rewritten(options),
             *common.flushed(options),
             order_of_nan(first_places=True),
