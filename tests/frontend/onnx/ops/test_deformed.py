@@ -49,3 +49,18 @@ def test_windows_are_moved(
     (found,) = tvm_ext.compile(model).run(given).values()
     (expected,) = run_onnxruntime(model, given)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("offset", [np.inf, -np.inf, np.nan, 3e38, -3e9])
+def test_places_beyond_any_picture_are_zero(offset: float) -> None:
+    rng = np.random.default_rng(0)
+    inputs = {
+        "X": rng.standard_normal((1, 3, 6, 7)).astype("float32"),
+        "W": rng.standard_normal((4, 3, 2, 2)).astype("float32"),
+        "offset": rng.standard_normal((1, 8, 5, 6)).astype("float32"),
+    }
+    inputs["offset"][0, 1, 2, 3] = inputs["offset"][0, 4, 1, 1] = offset
+    model = node_model("DeformConv", inputs, ["Y"], {"kernel_shape": (2, 2), "pads": (0, 0, 0, 0)}, opset=19)
+    (found,) = tvm_ext.compile(model).run(inputs).values()
+    (expected,) = run_onnxruntime(model, inputs)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

@@ -138,6 +138,11 @@ class DeformConv(Converter):
                 at = (tirx.max(tirx.min(row, height - 1), 0), tirx.max(tirx.min(column, width - 1), 0))
                 return tirx.if_then_else(inside, source[(image, channel, *at)], tirx.const(0, dtype))
 
+            def kept(place: Any, extent: int) -> Any:
+                # Beyond the image all is 0, where the distance of an infinite place from itself would be NaN.
+                inside = tirx.And(place > tirx.const(-1, dtype), place < tirx.const(extent, dtype))
+                return tirx.Select(inside, place, tirx.const(-2, dtype))
+
             def element(image: Any, part: Any, member: Any, step: Any, up: Any, across: Any) -> Any:
                 channel = part * members + member
                 base = part * 2 * count + 2 * step
@@ -145,8 +150,8 @@ class DeformConv(Converter):
                     up * strides[0] - pads[0] + tirx.floordiv(step, wide) * dilations[0],
                     across * strides[1] - pads[1] + tirx.floormod(step, wide) * dilations[1],
                 )
-                down = place[0].astype(dtype) + moved[image, base, up, across]
-                right = place[1].astype(dtype) + moved[image, base + 1, up, across]
+                down = kept(place[0].astype(dtype) + moved[image, base, up, across], height)
+                right = kept(place[1].astype(dtype) + moved[image, base + 1, up, across], width)
                 low, near = tirx.floor(down), tirx.floor(right)
                 value: Any = tirx.const(0, dtype)
                 for lower in (0, 1):
