@@ -27,11 +27,13 @@ from tvm_ext.graph.decisions import layout_decisions
 from tvm_ext.memory.relax.limit import memory_decisions
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.element_alignment import reads_any_element
+from tvm_ext.passes.few_largest import sorts_as_kernels
 from tvm_ext.passes.shared_results import shared_results
 from tvm_ext.passes.unscheduled import warn_of_unscheduled
 from tvm_ext.phases import Phase
 from tvm_ext.pipeline import checked_options, phase_passes
 from tvm_ext.relax_utils import plain
+from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.statistics import ModuleStatistics, StatisticsInstrument
 from tvm_ext.system.compile_lock import one_at_a_time
 from tvm_ext.target import resolve_target
@@ -113,6 +115,7 @@ def compile(
     )
     if emit != LIBRARY:
         _check_fixed(imported)
+        imported = replace(imported, mod=sorts_as_kernels(machine_of(resolved))(imported.mod))
     if calibration is not None:
         parsed = replace(parsed, calibration=imported.by_parameter(calibration))
     warn_if_baseline(resolved)

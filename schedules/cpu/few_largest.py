@@ -71,24 +71,31 @@ def few_largest(
                 found = T.sblock_alloc_buffer((extents[1],), dtype, scope="local")
                 places = T.sblock_alloc_buffer((extents[1],), place_type, scope="local")
                 extreme = T.sblock_alloc_buffer((extents[2],), dtype, scope="local")
-                kept = (_Sorted if count <= SORTED else _Heap)(found, places, count, largest)
+                # Of a row that is kept whole nothing is ever compared with the last one in order.
+                in_order = count <= SORTED and count < length
+                kept = (_Sorted if in_order else _Heap)(found, places, count, largest)
 
                 def look_at(place: Any) -> None:
                     with T.If(kept.precedes(source[row, place], kept.last)), T.Then():
                         kept.insert(T.bind(source[row, place]), place)
 
-                kept.begin(lambda place: source[row, place])
-                with T.serial(ZERO, tirx.const(ahead - count, "int64")) as place:
-                    look_at(place + count)
-                with T.serial(ZERO, tirx.const((length - ahead) // block, "int64")) as number:
-                    first = T.bind(ahead + number * block)
-                    T.buffer_store(extreme, source[row, first], [0])
-                    join = tirx.max if largest else tirx.min
-                    with T.serial(ZERO, tirx.const(block, "int64")) as x:
-                        T.buffer_store(extreme, join(extreme[0], source[row, first + x]), [0])
-                    with T.If(kept.precedes(extreme[0], kept.last)), T.Then():
+                def look_at_blocks() -> None:
+                    with T.serial(ZERO, tirx.const((length - ahead) // block, "int64")) as number:
+                        first = T.bind(ahead + number * block)
+                        T.buffer_store(extreme, source[row, first], [0])
+                        join = tirx.max if largest else tirx.min
                         with T.serial(ZERO, tirx.const(block, "int64")) as x:
-                            look_at(first + x)
+                            T.buffer_store(extreme, join(extreme[0], source[row, first + x]), [0])
+                        with T.If(kept.precedes(extreme[0], kept.last)), T.Then():
+                            with T.serial(ZERO, tirx.const(block, "int64")) as x:
+                                look_at(first + x)
+
+                kept.begin(lambda place: source[row, place])
+                if ahead > count:
+                    with T.serial(ZERO, tirx.const(ahead - count, "int64")) as place:
+                        look_at(place + count)
+                if length > ahead:
+                    look_at_blocks()
                 kept.end()
                 with T.serial(ZERO, extents[1]) as at:
                     T.buffer_store(result, places[at], [row, at])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tvm import relax
 
 import tvm_ext
 from tests.c_sources.test_kernels import run_strictly
@@ -48,3 +49,31 @@ def agree(folder: Path, written: object, library: tvm_ext.CompiledModel, given: 
     for name, array in expected.items():
         largest = np.nanmax(np.abs(array), where=np.isfinite(array), initial=1e-30)
         np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-5 * largest, err_msg=name)
+
+
+@pytest.mark.parametrize("memory", ["arena", "stock"])
+def test_functions_that_are_called(tmp_path: Path, memory: str) -> None:
+    """A function of a function, called twice, that gives two results."""
+    builder = relax.BlockBuilder()
+
+    def parameter(name: str) -> relax.Var:
+        return relax.Var(name, relax.TensorType((4, 5), "float32"))
+
+    p, q, x = parameter("p"), parameter("q"), parameter("x")
+    with builder.function("inner", [p], private=True):
+        builder.emit_func_output(builder.emit(relax.op.exp(relax.op.negative(p))))
+    inner = next(variable for variable in builder.get().get_global_vars() if variable.name_hint == "inner")
+    with builder.function("outer", [q], private=True):
+        once = builder.emit(relax.Call(inner, [q]))
+        twice = builder.emit(relax.Call(inner, [builder.emit(relax.op.nn.softmax(once))]))
+        builder.emit_func_output(builder.emit(relax.Tuple([once, twice])))
+    outer = next(variable for variable in builder.get().get_global_vars() if variable.name_hint == "outer")
+    with builder.function("main", [x]):
+        first = builder.emit(relax.Call(outer, [x]))
+        second = builder.emit(relax.Call(outer, [builder.emit(relax.TupleGetItem(first, 1))]))
+        parts = [builder.emit(relax.TupleGetItem(pair, at)) for pair in (first, second) for at in (0, 1)]
+        total = builder.emit(relax.op.add(parts[0], relax.op.multiply(parts[1], parts[2])))
+        builder.emit_func_output(builder.emit(relax.Tuple([total, parts[3]])))
+    mod = builder.get()
+    value = np.random.default_rng(0).standard_normal((4, 5)).astype("float32")
+    agree(tmp_path, tvm_ext.compile(mod, emit="c", memory=memory), tvm_ext.compile(mod), [value])

@@ -73,6 +73,7 @@ class _Reader:
     storages: dict[Any, int] = field(default_factory=dict)  # variable -> first byte in the arena
     arena: int = 0
     touched: dict[str, list[tuple[bool, bool]]] = field(default_factory=dict)
+    open: list[str] = field(default_factory=list)  # functions that are being read
     _known: dict[Any, _Tensor] = field(default_factory=dict)
 
     def read(self) -> Calls:
@@ -80,12 +81,7 @@ class _Reader:
         for number, param in enumerate(main.params):
             size = self._bytes(param, str(param.name))
             self.values[param] = _Tensor(f"input {number}", size, Place(Region.INPUT, number)), 0
-        if not isinstance(main.body, relax.SeqExpr):
-            self.unknown.setdefault("a body that is no sequence", []).append("main")
-        else:
-            for block in main.body.blocks:
-                for binding in block.bindings:
-                    self._bind(binding.var, binding.value)
+        outputs = self._body(main, "main")
         if self.unknown:
             needs = "; ".join(f"{name} (at {', '.join(places[:3])})" for name, places in sorted(self.unknown.items()))
             raise UnsupportedOperatorError(
@@ -93,7 +89,19 @@ class _Reader:
                 "value with --input-shape, or compile a library",
                 faults={name: ", ".join(places) for name, places in self.unknown.items()},
             )
-        return self._planned(list(_flat(self._value(main.body.body))))
+        return self._planned(list(_flat(outputs)))
+
+    def _body(self, function: relax.Function, name: str) -> Any:
+        """Read what a function does, whose parameters have values, and return what it gives."""
+        if not isinstance(function.body, relax.SeqExpr):
+            self.unknown.setdefault("a body that is no sequence", []).append(name)
+            return None
+        self.open.append(name)
+        for block in function.body.blocks:
+            for binding in block.bindings:
+                self._bind(binding.var, binding.value)
+        self.open.pop()
+        return self._value(function.body.body)
 
     def _planned(self, outputs: list[Any]) -> Calls:
         copies = []
@@ -157,6 +165,15 @@ class _Reader:
                 self.calls.append((str(call.op.name_hint), arguments))
                 return
             name = f"numbers given to {call.op.name_hint}"
+        elif isinstance(call.op, tvm.ir.GlobalVar) and isinstance(self.mod[call.op], relax.Function):
+            name = str(call.op.name_hint)
+            if name not in self.open:
+                # Its kernels are called here, each time on tensors of their own.
+                given = [self._value(argument) for argument in call.args]
+                self.values.update(zip(self.mod[call.op].params, given, strict=True))
+                self.values[var] = self._body(self.mod[call.op], name)
+                return
+            name = f"a call of {name} by itself"
         elif name == "relax.memory.alloc_storage":
             # One arena, or several storages where TVM plans the memory: these lie one behind the other.
             self.storages[var] = self.arena
@@ -180,7 +197,8 @@ class _Reader:
                 offset = _number(call.args[3]) if name == "relax.memory.view" and len(call.args) > 3 else 0
                 self.values[var] = source[0], source[1] + offset
                 return
-        self.unknown.setdefault(name.removeprefix("relax.") or "a call of a function", []).append(str(var.name))
+        name = name.removeprefix("relax.") or f"a call of {getattr(call.op, 'global_symbol', 'a function')}"
+        self.unknown.setdefault(name, []).append(str(var.name))
 
     def _value(self, expr: Any) -> Any:
         if isinstance(expr, relax.Tuple):
