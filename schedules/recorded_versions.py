@@ -71,7 +71,7 @@ def recorded_versions(
         return found
     target = tvm.target.Target.current(allow_none=False)
     known = _known_copies(database)
-    updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+    updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
     for variable, func in kernels.items():
         key = _key(func)
         versions = _versions(known.get(key, ()), target, rules)

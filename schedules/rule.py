@@ -238,7 +238,7 @@ def apply_schedule_rules(rules: Sequence[ScheduleRule], refuses: Refusal | None 
 
 
 def _map_kernels(mod: tvm.IRModule, change: Callable[[PrimFunc], PrimFunc]) -> tvm.IRModule:
-    updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+    updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
     for global_var, func in mod.functions.items():
         if isinstance(func, PrimFunc) and not (func.attrs and "tirx.is_scheduled" in func.attrs):
             updated.update_func(global_var, change(func))

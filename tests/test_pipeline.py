@@ -109,6 +109,40 @@ def test_arithmetic_that_is_wrong_with_our_kernels_is_refused() -> None:
         tvm.compile(Mlp, target, relax_pipeline="tvm_ext")
 
 
+def on_devices(*kinds: str) -> tvm.IRModule:
+    """A perceptron on the first device, its result brought to the last."""
+    devices = [relax.VDevice(kind) for kind in kinds]
+    x, w = (relax.Var(name, relax.TensorType((16, 16), "float32", devices[0])) for name in "xw")
+    builder = relax.BlockBuilder(tvm.IRModule({}, global_infos={"vdevice": devices}))
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            hidden = builder.emit(relax.op.nn.softmax(builder.emit(relax.op.matmul(x, w))))
+            y = builder.emit(relax.op.add(builder.emit(relax.op.matmul(hidden, w)), x))
+            y = builder.emit_output(relax.op.to_vdevice(y, devices[-1]) if len(kinds) > 1 else y)
+        builder.emit_func_output(y)
+    return builder.get()
+
+
+def test_tensors_whose_device_is_named() -> None:
+    given = [np.random.default_rng(seed).standard_normal((16, 16)).astype("float32") for seed in range(2)]
+    found, expected = (
+        relax.VirtualMachine(tvm.compile(on_devices("llvm"), native_target(), relax_pipeline=pipeline), tvm.cpu())[
+            "main"
+        ](*map(tvm.runtime.tensor, given)).numpy()
+        for pipeline in ("tvm_ext", "default")
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_tensors_on_devices_of_another_kind_are_refused() -> None:
+    mod = on_devices("llvm", "c")
+    message = r"tensors on devices of the kind c \(vdevice\)"
+    with pytest.raises(TargetError, match=message):
+        tvm.compile(mod, native_target(), relax_pipeline="tvm_ext")
+    with pytest.raises(TargetError, match=message):
+        lower(mod, native_target(), PipelineOptions())
+
+
 def test_unknown_options_and_phases_list_the_candidates() -> None:
     with pytest.raises(OptionError, match="option 'fold' of pipeline tvm_ext, candidates are disable, dump_dir"):
         relax.get_pipeline("tvm_ext", fold=True)

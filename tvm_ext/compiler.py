@@ -31,7 +31,7 @@ from tvm_ext.passes.few_largest import sorts_as_kernels
 from tvm_ext.passes.shared_results import shared_results
 from tvm_ext.passes.unscheduled import warn_of_unscheduled
 from tvm_ext.phases import Phase
-from tvm_ext.pipeline import checked_options, phase_passes
+from tvm_ext.pipeline import check_devices, checked_options, phase_passes
 from tvm_ext.relax_utils import plain
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.statistics import ModuleStatistics, StatisticsInstrument
@@ -237,7 +237,10 @@ def lower(
     ------
     CompileError
         If a pass fails; the message names the phase.
+    TargetError
+        If the module has tensors on devices of another kind than the target's.
     """
+    check_devices(mod, target)
     instrument = StatisticsInstrument()
     seconds: dict[str, float] = {}
     with target, tvm.transform.PassContext(instruments=[instrument, *instruments]):

@@ -17,7 +17,7 @@ from tvm_ext.backends.registry import BACKENDS, backend_of
 from tvm_ext.database.folders import open_earlier
 from tvm_ext.database.networks import named_network
 from tvm_ext.database.tuned_schedules import TUNED_SCHEDULES
-from tvm_ext.errors import OptionError, OutputError
+from tvm_ext.errors import OptionError, OutputError, TargetError
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.forward_indices import forward_indices
 from tvm_ext.passes.hidden_quotients import hidden_quotients
@@ -91,6 +91,7 @@ def tvm_ext_pipeline(**options: Any) -> tvm.transform.Pass:
     def _pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         target = tvm.target.Target.current(allow_none=True) or native_target()
         check_arithmetic(target)
+        check_devices(mod, target)
         warn_if_baseline(target)
         with one_compilation(), target:
             for phase, phase_pass in phase_passes(target, parsed):
@@ -100,6 +101,24 @@ def tvm_ext_pipeline(**options: Any) -> tvm.transform.Pass:
         return mod
 
     return _pipeline
+
+
+def check_devices(mod: tvm.IRModule, target: tvm.target.Target) -> None:
+    """Refuse modules whose tensors are to lie on devices of another kind than the target's.
+
+    Raises
+    ------
+    TargetError
+        If the module names such a device.
+    """
+    kinds = dict.fromkeys(device.target.kind.name for device in mod.global_infos.get("vdevice", ()))
+    others = [kind for kind in kinds if kind != target.kind.name]
+    if others:
+        raise TargetError(
+            f"the module has tensors on devices of the kind {' and '.join(others)} (vdevice), and the pipeline tvm_ext "
+            f"compiles all of a module for one target, here of the kind {target.kind.name}; compile a module for each "
+            "device, or this one with TVM's own pipeline"
+        )
 
 
 def _dump_pass(folder: Path, file_name: str) -> tvm.transform.Pass:

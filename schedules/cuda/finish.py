@@ -53,7 +53,7 @@ def finish_kernels() -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.FinishKernels")
     def _finish(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
         for variable, func in mod.functions_items():
             if isinstance(func, PrimFunc) and (made := finished(func)) is not func:
                 updated.update_func(variable, made)

@@ -137,7 +137,7 @@ def _applied(mod: tvm.IRModule, answers: Answers, origin: str, versions: Version
 
 def _noted(mod: tvm.IRModule, records: Mapping[str, Identity]) -> tvm.IRModule:
     """Note of kernels which record they have their schedules of."""
-    noted = tvm.IRModule(mod.functions, attrs=mod.attrs)
+    noted = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
     for variable, func in mod.functions_items():
         if isinstance(func, PrimFunc) and variable.name_hint in records:
             noted.update_func(variable, func.with_attr(RECORD_ATTRIBUTE, json.dumps(records[variable.name_hint])))

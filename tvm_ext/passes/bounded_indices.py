@@ -27,7 +27,7 @@ def bounded_indices() -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.BoundedIndices")
     def _bounded_indices(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
         for global_var, func in mod.functions.items():
             if isinstance(func, tirx.PrimFunc) and not (func.attrs and "tirx.is_scheduled" in func.attrs):
                 bounded = bound_indices(func)

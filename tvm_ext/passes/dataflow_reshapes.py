@@ -22,11 +22,11 @@ def dataflow_reshapes() -> tvm.transform.Pass:
         huge = {variable: func for variable, func in kernels if has_huge_tensor(func)}
         if not huge:
             return rewrite(mod)
-        hidden = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        hidden = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
         for variable, func in huge.items():
             hidden.update_func(variable, func.with_body(tirx.Evaluate(0)))
         mod = rewrite(hidden)
-        updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
         for variable, func in huge.items():
             updated.update_func(variable, func)
         return updated

@@ -25,7 +25,7 @@ def element_alignment() -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.ElementAlignment")
     def _element_alignment(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
         for global_var, func in mod.functions.items():
             if isinstance(func, tirx.PrimFunc):
                 updated.update_func(global_var, align_to_elements(func))

@@ -43,7 +43,7 @@ def fixed_vectors() -> tvm.transform.Pass:
             blocks = tvm.IRModule({global_var: func for global_var, func in kernels.items() if has_blocks(func)})
             lowered = {**kernels, **dict(to_loops(blocks).functions)}
             vectors = tirx.transform.VectorizeLoop(True)(tvm.IRModule(lowered))
-        updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
         for global_var in kernels:
             updated.update_func(global_var, with_plain_ramps(vectors[global_var]))
         return updated

@@ -75,7 +75,7 @@ def flush_kernels() -> tvm.transform.Pass:
         }
         if mode is None or not kernels:
             return mod
-        updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
         # Those that hold vector code have been lowered before.
         lowered = lower_to_loops()(tvm.IRModule({var: func for var, func in kernels.items() if has_blocks(func)}))
         for global_var, func in kernels.items():

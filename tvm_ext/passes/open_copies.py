@@ -25,7 +25,7 @@ def write_open_copies(rules: Sequence[ScheduleRule]) -> tvm.transform.Pass:
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.WriteOpenCopies")
     def _write(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         target = tvm.target.Target.current(allow_none=False)
-        updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
         for variable, func in mod.functions.items():
             written = written_open(func, target, rules) if isinstance(func, PrimFunc) else None
             if written is not None:

@@ -37,7 +37,7 @@ def restrict_kernels() -> tvm.transform.Pass:
         for func in mod.functions.values():
             if isinstance(func, relax.Function):
                 relax.analysis.post_order_visit(func, visit)
-        updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
         for global_var, func in mod.functions.items():
             name = global_var.name_hint
             if isinstance(func, PrimFunc) and name in called - otherwise and NOALIAS not in (func.attrs or {}):
@@ -52,7 +52,7 @@ def restrict_lone_buffers() -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.RestrictLoneBuffers")
     def _restrict_lone_buffers(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
         for global_var, func in mod.functions.items():
             if isinstance(func, PrimFunc) and NOALIAS not in (func.attrs or {}):
                 buffers = [parameter for parameter in func.params if isinstance(parameter.ty, BufferType)]

@@ -53,7 +53,7 @@ def with_work(schedule_pass: tvm.transform.Pass, times: int = 1) -> tvm.transfor
         if machine.cores == 1:
             return scheduled
         enough = operations_worth_a_fork(machine)
-        updated = tvm.IRModule(scheduled.functions, attrs=scheduled.attrs)
+        updated = tvm.IRModule(scheduled.functions, attrs=scheduled.attrs, global_infos=scheduled.global_infos)
         smallest, largest = _extents(mod, LOWER), _extents(mod, UPPER)
         for global_var, func in scheduled.functions.items():
             before = mod.functions.get(global_var)

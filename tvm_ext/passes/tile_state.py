@@ -44,7 +44,7 @@ def tile_state() -> tvm.transform.Pass:
         for global_var, func in mod.functions.items():
             if not isinstance(func, tirx.PrimFunc) or not _holds_tiles(func):
                 continue
-            updated = updated or tvm.IRModule(mod.functions, attrs=mod.attrs)
+            updated = updated or tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
             flat = to_loops(tvm.IRModule({global_var: func}))[global_var] if has_blocks(func) else func
             updated.update_func(global_var, _surrounded(_kept_as_bits(flat)))
         return updated or mod

@@ -44,7 +44,7 @@ def traced_grouping(grouping: tvm.transform.Pass) -> tvm.transform.Pass:
                 changed[variable] = traced
         if not changed:
             return grouped
-        updated = tvm.IRModule(grouped.functions, attrs=grouped.attrs)
+        updated = tvm.IRModule(grouped.functions, attrs=grouped.attrs, global_infos=grouped.global_infos)
         for variable, func in changed.items():
             updated.update_func(variable, func)
         return updated
@@ -66,7 +66,7 @@ def with_kept_origins(renewing: tvm.transform.Pass) -> tvm.transform.Pass:
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.KeptOrigins")
     def _kept(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         renewed = renewing(mod)
-        updated = tvm.IRModule(renewed.functions, attrs=renewed.attrs)
+        updated = tvm.IRModule(renewed.functions, attrs=renewed.attrs, global_infos=renewed.global_infos)
         for variable, func in renewed.functions_items():
             if isinstance(func, relax.Function):
                 pairs = zip(_computing(mod[variable.name_hint]), _computing(func), strict=True)
@@ -85,7 +85,7 @@ def lowered_origins() -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.LoweredOrigins")
     def _lowered(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
         for variable, func in mod.functions_items():
             if isinstance(func, relax.Function):
                 words = {}

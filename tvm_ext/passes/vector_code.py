@@ -87,7 +87,7 @@ def vector_code() -> tvm.transform.Pass:
             for global_var, func in functions.items()
             if isinstance(func, tirx.PrimFunc) and _concerned(func)
         }
-        mod = tvm.IRModule(functions, attrs=mod.attrs)
+        mod = tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
         if not kernels:
             return mod
         target = tvm.target.Target.current(allow_none=True)
@@ -95,7 +95,7 @@ def vector_code() -> tvm.transform.Pass:
         exact = {name: func for name, func in kernels.items() if EXACT_ATTRIBUTE in (func.attrs or {})}
         lowered = to_loops(tvm.IRModule({name: func for name, func in kernels.items() if name not in exact}))
         lowered.update(keeping_buffers(tvm.IRModule(exact)))
-        updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
         for global_var in kernels:
             func = expand_all(_vectorized(with_plain_ramps(lowered[global_var]), isa), isa)
             updated.update_func(global_var, import_definitions(complete_streams(separate_marked_loops(func))))

@@ -44,7 +44,7 @@ def wide_indices() -> tvm.transform.Pass:
         for func in mod.functions.values():
             if isinstance(func, relax.Function):
                 relax.analysis.post_order_visit(func, visit)
-        updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
         for global_var in called.values():
             func = mod.functions.get(global_var)
             if isinstance(func, tirx.PrimFunc):

@@ -32,7 +32,7 @@ def independent_images(customized: Mapping[str, Legalization] | None = None) -> 
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.IndependentImages")
     def _independent_images(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
         for global_var, func in mod.functions_items():
             if isinstance(func, relax.Function) and func.attrs and "global_symbol" in func.attrs:
                 batch = _batch(mod, func, customized or {})

@@ -108,7 +108,7 @@ def note_row_windows() -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.NoteRowWindows")
     def _note(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
         for variable, func in mod.functions_items():
             if isinstance(func, tirx.PrimFunc) and ROWS_ATTRIBUTE not in (func.attrs or {}) and _gives_rows(func):
                 try:

@@ -34,7 +34,7 @@ def asynchronous_copies() -> tvm.transform.Pass:
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.AsynchronousCopies")
     def _lower(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         target = tvm.target.Target.current(allow_none=False)
-        lowered = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        lowered = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
         for variable, func in mod.functions_items():
             if isinstance(func, tirx.PrimFunc) and (copies_asynchronously(func) or holds_byte_vectors(func)):
                 lowered.update_func(variable, with_async_copies(func, target))

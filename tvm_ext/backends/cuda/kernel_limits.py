@@ -58,9 +58,9 @@ def within_limits(schedule: tvm.transform.Pass, lowers: bool = False) -> tvm.tra
     def _within(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         target = tvm.target.Target.current(allow_none=False)
         scheduled = schedule(
-            tvm.IRModule(mod.functions, attrs=mod.attrs)
+            tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
         )  # passes of DLight change what they are given
-        kept = tvm.IRModule(scheduled.functions, attrs=scheduled.attrs)
+        kept = tvm.IRModule(scheduled.functions, attrs=scheduled.attrs, global_infos=scheduled.global_infos)
         by_name = {variable.name_hint: (variable, func) for variable, func in scheduled.functions_items()}
         for variable, before in mod.functions_items():
             if not isinstance(before, tirx.PrimFunc) or _is_scheduled(before):

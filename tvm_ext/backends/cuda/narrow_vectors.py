@@ -36,7 +36,7 @@ def narrow_vectors() -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.NarrowVectors")
     def _narrow(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        narrowed = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        narrowed = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
         for variable, func in mod.functions_items():
             if isinstance(func, tirx.PrimFunc) and _wide(func.body):
                 narrowed.update_func(variable, tvm_ffi.structural_mutate(func, [(tirx.For, _loop)]))

@@ -26,7 +26,7 @@ def own_locals() -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.OwnLocals")
     def _own_locals(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        result = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        result = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
         for variable, func in mod.functions_items():
             if isinstance(func, tirx.PrimFunc) and RULE_ATTRIBUTE not in (func.attrs or {}):
                 body = tvm_ffi.structural_mutate(func.body, [(tirx.SeqStmt, _sequence)])

@@ -93,7 +93,7 @@ def arena(shares_storage: bool = True) -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.Arena")
     def _arena(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
         left = False
         for global_var, func in mod.functions.items():
             if not isinstance(func, relax.Function):

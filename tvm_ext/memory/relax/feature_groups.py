@@ -245,7 +245,7 @@ def _applied(
                 else:
                     builder.emit_normalized(binding)
         builder.emit_func_output(func.body.body)
-    updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+    updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
     updated.update_func(global_var, builder.get()[global_var.name_hint])
     return relax.transform.DeadCodeElimination()(updated)
 

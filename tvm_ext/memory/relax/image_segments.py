@@ -50,7 +50,7 @@ def image_segments() -> tvm.transform.Pass:
             return mod
         made = rewriter.builder_.get()
         kept = {name: func for name, func in made.functions_items() if name not in rewriter.replaced}
-        return tvm.IRModule(kept, attrs=made.attrs)
+        return tvm.IRModule(kept, attrs=made.attrs, global_infos=made.global_infos)
 
     return _image_segments
 

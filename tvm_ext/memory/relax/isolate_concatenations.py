@@ -70,7 +70,7 @@ def _isolated(mod: tvm.IRModule) -> tvm.IRModule | None:
                 marked[global_var] = func.with_attr("op_pattern", OPAQUE)
     if not marked:
         return None
-    updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+    updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
     for global_var, func in marked.items():
         updated.update_func(global_var, func)
     return updated

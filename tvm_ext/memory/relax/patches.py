@@ -118,7 +118,7 @@ def run_in_patches(
             peak = lowered
         if not notes:
             return mod
-        updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
         updated.update_func(global_var, mod[global_var].with_attr(PATCHES_ATTRIBUTE, json.dumps(notes)))
         return updated
 
@@ -156,7 +156,7 @@ def _applied(mod: tvm.IRModule, global_var: tvm.ir.GlobalVar, graph: RowGraph, p
             for binding in graph.bindings[plan.last + 1 :]:
                 builder.emit_normalized(binding)
         builder.emit_func_output(func.body.body)
-    updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+    updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
     updated.update_func(global_var, builder.get()[global_var.name_hint])
     return updated
 

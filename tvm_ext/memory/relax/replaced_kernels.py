@@ -39,7 +39,7 @@ def replaced_kernels() -> tvm.transform.Pass:
                 used.update(called_by_name(func))
         unused = {var.name_hint for var in replaced if var.name_hint not in used}
         functions = {var: func for var, func in mod.functions_items() if var.name_hint not in unused}
-        return tvm.IRModule(functions, attrs=mod.attrs)
+        return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
     return _replaced_kernels
 

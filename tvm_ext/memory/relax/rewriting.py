@@ -94,7 +94,7 @@ def _concatenates(func: relax.Function) -> bool:
 def _rewritten(mod: tvm.IRModule, chosen: frozenset[str], function: str) -> tvm.IRModule:
     if _ISOLATE in chosen:
         global_var = mod.get_global_var(function)
-        updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+        updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
         updated.update_func(global_var, mod[global_var].with_attr(ISOLATE_ATTRIBUTE, True))
         mod = updated
     return partial_convolutions(chosen - {_ISOLATE}, function)(mod)

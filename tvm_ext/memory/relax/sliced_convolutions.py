@@ -161,6 +161,6 @@ def _applied(mod: tvm.IRModule, global_var: tvm.ir.GlobalVar, slices: dict[Any, 
                 sliced = builder.normalize(relax.Call(call.op, operands, call.attrs, call.ty_args))
                 builder.emit_normalized(relax.VarBinding(binding.var, sliced))
         builder.emit_func_output(func.body.body)
-    updated = tvm.IRModule(mod.functions, attrs=mod.attrs)
+    updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
     updated.update_func(global_var, builder.get()[global_var.name_hint])
     return relax.transform.DeadCodeElimination()(updated)
