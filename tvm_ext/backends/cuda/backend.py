@@ -17,6 +17,7 @@ from tvm_ext.backends.cuda.bounds_apart import bounds_apart
 from tvm_ext.backends.cuda.channels_last import channels_last
 from tvm_ext.backends.cuda.here import check_gpu
 from tvm_ext.backends.cuda.host_operators import host_operators
+from tvm_ext.backends.cuda.joined_projections import joined_projections
 from tvm_ext.backends.cuda.keep_nan import keep_nan
 from tvm_ext.backends.cuda.kernel_limits import check_kernels, over_a_limit, within_limits
 from tvm_ext.backends.cuda.literal_bits import literal_bits
@@ -73,6 +74,8 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
             decompose_attention(),
             batch_axes(),
             product_rows(),
+            shared_views(),
+            joined_projections(),
             attention_kernels(rounded),
             transposed_phases(pictures=True),
             mixed_precision(rounded),
