@@ -53,6 +53,7 @@ from tvm_ext.passes.plain_broadcasts import plain_broadcasts
 from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
 from tvm_ext.passes.row_gathers import row_gathers
 from tvm_ext.passes.shared_kernels import legalize_once
+from tvm_ext.passes.shared_numbers import shared_numbers
 from tvm_ext.passes.slice_patterns import slice_patterns
 from tvm_ext.passes.traced_origins import lowered_origins, traced_grouping
 from tvm_ext.passes.value_checks import without_value_checks
@@ -205,7 +206,7 @@ def fuse(
         grouped = fuse_by_mapping_types(
             rules=backend.rules, profiles=options.fuse_profiles, behind=merged, runs_here=runs_here
         )
-    fusion = [one_form(), limit_recomputation(), traced_grouping(grouped), *merged]
+    fusion = [one_form(), shared_numbers(), limit_recomputation(), traced_grouping(grouped), *merged]
     if options.memory == "arena":
         return [fuse_for_arena(fusion)]
     return [*([isolate_concatenations()] if options.memory == "optimal" else []), *fusion]
