@@ -93,7 +93,7 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
             open_batch(FLOAT_LEGALIZATIONS | INDEXING_LEGALIZATIONS),
             independent_images(FLOAT_LEGALIZATIONS | INDEXING_LEGALIZATIONS),
         ],
-        [integer_arithmetic(along_one_axis=True), few_bit_weights()],
+        [integer_arithmetic(all_axes=True), few_bit_weights()],
         [*common.rewritten(options), *arithmetic, *common.flushed(options)],
     )
 

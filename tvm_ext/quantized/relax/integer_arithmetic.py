@@ -20,17 +20,18 @@ from tvm import relax
 from tvm_ext.graph.decisions import with_decisions
 from tvm_ext.graph.origins import all_origins
 from tvm_ext.quantized.relax.mutator import IntegerMutator
-from tvm_ext.quantized.relax.operators import OPERATOR_ROW_RULES, OPERATOR_RULES
-from tvm_ext.quantized.relax.rules import ROW_RULES, RULES
+from tvm_ext.quantized.relax.operators import OPERATOR_OTHER_AXES_RULES, OPERATOR_RULES
+from tvm_ext.quantized.relax.rules import OTHER_AXES_RULES, RULES
 from tvm_ext.quantized.relax.values import ACTIVATION_TYPES
 
 
-def integer_arithmetic(along_one_axis: bool = False) -> tvm.transform.Pass:
+def integer_arithmetic(all_axes: bool = False) -> tvm.transform.Pass:
     """Make the pass; functions without 8-bit tensors are left alone.
 
-    ``along_one_axis`` is whether the target has integer kernels for convolutions of ``(N, C, W)``.
+    ``all_axes`` is whether convolutions along one axis or three are taken, too: the target has integer kernels of
+    ``(N, C, W)``; those of volumes are convolutions of images.
     """
-    tables = (OPERATOR_RULES, RULES, *((OPERATOR_ROW_RULES, ROW_RULES) if along_one_axis else ()))
+    tables = (OPERATOR_RULES, RULES, *((OPERATOR_OTHER_AXES_RULES, OTHER_AXES_RULES) if all_axes else ()))
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.IntegerArithmetic")
     def _integer_arithmetic(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:

@@ -200,7 +200,11 @@ class IntegerMutator(PyExprMutator):
         return constant(expr)
 
     def _reshaped(self, data: relax.Var, value: IntegerSum) -> relax.Var:
-        """Turn the picture that stands for a product of matrices into what the model has in its place."""
+        """Turn images that stand for a product of matrices or for volumes into what the model has."""
+        if value.planes is not None:
+            images = [int(extent) for extent in data.ty.shape]
+            apart = self.emit(relax.op.reshape(data, (*value.planes, *images[1:])))
+            return self.emit(relax.op.permute_dims(apart, [0, 2, 1, 3, 4]))
         if value.matrix_shape is None:
             return data
         *rows, columns = value.matrix_shape

@@ -14,8 +14,9 @@ from dataclasses import replace
 import numpy as np
 from tvm import relax
 
+from tvm_ext.quantized.relax.convolutions import convolve, has_integer_kernel
 from tvm_ext.quantized.relax.mutator import SIGNED_OFFSET, IntegerMutator, Rule
-from tvm_ext.quantized.relax.rules import along_channels, convolve, has_integer_kernel, multiply
+from tvm_ext.quantized.relax.rules import along_channels, multiply
 from tvm_ext.quantized.relax.values import ACTIVATION_TYPES, Quantized, as_bytes
 from tvm_ext.relax_utils import constant, open_shape, scalar, static_shape
 
@@ -154,8 +155,8 @@ def _clip(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
     return False
 
 
-OPERATOR_ROW_RULES: dict[str, Rule] = {"relax.nn.conv1d": _convolution}
-"""Rules for targets that have integer kernels of ``(N, C, W)``."""
+OPERATOR_OTHER_AXES_RULES: dict[str, Rule] = dict.fromkeys(("relax.nn.conv1d", "relax.nn.conv3d"), _convolution)
+"""Rules for targets that have integer kernels of ``(N, C, W)``; volumes are convolved as images."""
 
 OPERATOR_RULES: dict[str, Rule] = {
     "relax.astype": _astype,

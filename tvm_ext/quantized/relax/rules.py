@@ -6,15 +6,15 @@ tables what is known of the variable and returns True when the binding needs no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
 import numpy as np
 from tvm import relax
 
+from tvm_ext.quantized.relax.convolutions import convolve, has_integer_kernel
 from tvm_ext.quantized.relax.mutator import SIGNED_OFFSET, IntegerMutator, Rule
-from tvm_ext.quantized.relax.values import ACTIVATION_TYPES, IntegerSum, Quantized, QuantizedConstant, split_bytes
+from tvm_ext.quantized.relax.values import ACTIVATION_TYPES, IntegerSum, Quantized, QuantizedConstant
 from tvm_ext.quantized.sums import MOST
 from tvm_ext.relax_utils import open_shape, same_extents, scalar, static_shape
 
@@ -80,19 +80,6 @@ def _operands(rewriter: IntegerMutator, call: relax.Call) -> tuple[Quantized, Qu
     return None if centred is None else (value, known, centred)
 
 
-def has_integer_kernel(call: relax.Call, weight: np.ndarray) -> bool:
-    """Whether there is a good kernel for a convolution with these weights."""
-    attributes = call.attrs
-    if (attributes.data_layout, attributes.kernel_layout) not in (("NCHW", "OIHW"), ("NCW", "OIW")):
-        return False
-    if weight.ndim == 3 and static_shape(call.args[0]) is None:  # kernels of open extents are those of images
-        return False
-    groups, (out_channels, in_channels) = int(attributes.groups), weight.shape[:2]
-    depthwise = in_channels == 1 and out_channels == groups
-    whole = groups == 1 or (in_channels % 4 == 0 and out_channels // groups % 4 == 0)
-    return depthwise or whole
-
-
 def _convolution(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
     operands = _operands(rewriter, call)
     if operands is None:
@@ -105,102 +92,6 @@ def _convolution(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> 
     if total is not None:
         rewriter.sums[var] = rewriter.decide(call.op.name.removeprefix("relax."), total)
     return total is not None
-
-
-def convolve(
-    rewriter: IntegerMutator,
-    value: Quantized,
-    weight: np.ndarray,
-    scale: np.ndarray,
-    call: relax.Call | None = None,
-    moved: relax.Expr | None = None,
-) -> IntegerSum | None:
-    """Emit an exact convolution of integers; None where a sum could leave int32.
-
-    Parameters
-    ----------
-    value : Quantized
-        NCHW or NCW.
-    weight : np.ndarray
-        OIHW or OIW, as :func:`tvm_ext.quantized.relax.values.as_bytes` gives them.
-    scale : np.ndarray
-        Of the weights, one for each output channel.
-    call : relax.Call, optional
-        The convolution whose strides, padding, dilation and groups to take.
-    moved : relax.Expr, optional
-        One int32, known at run time, that the zero point is larger by.
-    """
-    axes = weight.ndim - 2
-    strides, padding, dilation, groups = [1] * axes, [0] * 2 * axes, [1] * axes, 1
-    if call is not None:
-        strides, padding, dilation = (
-            [int(item) for item in items] for items in (call.attrs.strides, call.attrs.padding, call.attrs.dilation)
-        )
-        groups = int(call.attrs.groups)
-    data, rows = value.data, weight.reshape(len(weight), -1)
-    shift = -value.zero_point * rows.sum(axis=1, dtype=np.int64)
-    if not rewriter.fits(rows, shift):
-        return None
-    if any(padding):
-        if moved is None:
-            data = _padded(rewriter, data, padding, value.zero_point)
-        else:
-            data = _with_borders(rewriter, data, padding, _zero_point(rewriter, value, moved, axes))
-
-    operator = relax.op.nn.conv1d if axes == 1 else relax.op.nn.conv2d
-
-    def convolved(kernel: np.ndarray) -> relax.Var:
-        return rewriter.emit(
-            operator(
-                data, relax.const(kernel), strides=strides, padding=[0] * 2 * axes, dilation=dilation, groups=groups,
-                out_dtype="int32",
-            )
-        )  # fmt: skip
-
-    small, larger = split_bytes(weight)
-    total = convolved(small)
-    if larger.any():
-        # What weights are larger by multiplies the sum of the window, which all channels of a group share.
-        window = convolved(np.ones((len(weight) if groups > 1 else 1, *weight.shape[1:]), np.int8))
-        factor = relax.const(larger.astype(np.int32).reshape(1, -1, *[1] * axes))
-        total = rewriter.emit(relax.op.add(total, rewriter.emit(relax.op.multiply(window, factor))))
-    if moved is not None:
-        # What the sum has too much; wraps around as the sum does, if at all, and the difference fits.
-        sums = relax.const(rows.sum(axis=1, dtype=np.int32).reshape(1, -1, *[1] * axes))
-        excess = rewriter.emit(relax.op.multiply(relax.op.reshape(moved, (1, 1, *[1] * axes)), sums))
-        total = rewriter.emit(relax.op.subtract(total, excess))
-    return IntegerSum(total, (np.float32(value.scale) * scale.astype(np.float32)).astype(np.float32), shift, rows)
-
-
-def _zero_point(rewriter: IntegerMutator, value: Quantized, moved: relax.Expr, axes: int) -> relax.Var:
-    """Emit the zero point of a value as one uint8."""
-    whole = rewriter.emit(relax.op.add(moved, relax.const(value.zero_point, "int32")))
-    return rewriter.emit(relax.op.astype(relax.op.reshape(whole, (1, 1, *[1] * axes)), "uint8"))
-
-
-def _padded(rewriter: IntegerMutator, data: relax.Expr, padding: Sequence[int], outside: int) -> relax.Var:
-    """Put a number around an image, or in front of a row and behind it."""
-    widths = [0, 0, 0, 0, *(int(width) for pair in _pairs(padding) for width in pair)]
-    return rewriter.emit(relax.op.nn.pad(data, widths, "constant", float(outside)))
-
-
-def _pairs(padding: Sequence[int]) -> list[tuple[int, int]]:
-    """Give the padding before and behind each axis; TVM writes all those before, then all those behind."""
-    return list(zip(padding[: len(padding) // 2], padding[len(padding) // 2 :], strict=True))
-
-
-def _with_borders(
-    rewriter: IntegerMutator, data: relax.Expr, padding: Sequence[int], zero_point: relax.Var
-) -> relax.Var:
-    """Put a zero point that is known at run time around an image, whose height and width may be open."""
-    picture = (1, 1, *data.ty.shape.values[2:])
-    if static_shape(data) is None:
-        ones = rewriter.emit(relax.op.full(picture, relax.const(1, "uint8")))
-        inside = rewriter.emit(relax.op.astype(_padded(rewriter, ones, padding, 0), "bool"))
-    else:
-        ones = np.ones([int(extent) for extent in picture], bool)
-        inside = relax.const(np.pad(ones, [(0, 0), (0, 0), *_pairs(padding)]), "bool")
-    return rewriter.emit(relax.op.where(inside, _padded(rewriter, data, padding, 0), zero_point))
 
 
 def _matmul(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
@@ -362,8 +253,8 @@ def _concat(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
     return False
 
 
-ROW_RULES: dict[str, Rule] = {"relax.nn.conv1d": _convolution}
-"""Rules for targets that have integer kernels of ``(N, C, W)``."""
+OTHER_AXES_RULES: dict[str, Rule] = dict.fromkeys(("relax.nn.conv1d", "relax.nn.conv3d"), _convolution)
+"""Rules for targets that have integer kernels of ``(N, C, W)``; volumes are convolved as images."""
 
 RULES: dict[str, Rule] = {
     "relax.dequantize": _dequantize,

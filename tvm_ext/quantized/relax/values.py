@@ -131,6 +131,8 @@ class IntegerSum:
     matrix_shape : tuple, optional
         Shape ``(..., C)`` of the product of matrices that ``total`` stands for, of shape ``(1, C, 1, M)``, or
         ``(M, C, 1, 1)`` where ``M`` is open.
+    planes : tuple of int, optional
+        Volumes ``(N, C, D, H, W)`` that ``total`` stands for as images ``(N * D, C, H, W)``: ``(N, D)``.
     scale : np.ndarray
         float32, one for each channel.
     shift : np.ndarray
@@ -148,11 +150,16 @@ class IntegerSum:
     low: float = -np.inf
     high: float = np.inf
     matrix_shape: tuple[Any, ...] | None = None
+    planes: tuple[int, int] | None = None
 
     @property
     def shape(self) -> tuple[Any, ...] | None:
         """Shape of the float tensor; extents that are open are expressions."""
-        return self.matrix_shape or open_shape(self.total)
+        shape = self.matrix_shape or open_shape(self.total)
+        if self.planes is None or shape is None:
+            return shape
+        batch, depth = self.planes
+        return (batch, shape[1], depth, *shape[2:])
 
     @property
     def channel_axis(self) -> int:
