@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+from tvm import te, tirx
 
 from tests.cuda_emulator import kernels
 from tvm_ext.backends.cuda.emulator.emulate import Emulator
@@ -84,3 +87,13 @@ def test_threads_in_step_do_not_change_values() -> None:
     np.testing.assert_array_equal(first.arrays[2], second.arrays[2])
     assert first.report.blocks == second.report.blocks > 1
     assert second.report.checked_blocks == 0
+
+
+@pytest.mark.parametrize("name", ["erfc", "lgamma"])
+def test_functions_of_the_c_library(name: str) -> None:
+    x = np.array([-np.inf, -2, -1.5, -0.3, 0, 0.4, 3, 20, np.inf, np.nan], "float32")
+    a = te.placeholder(x.shape, name="A")
+    func = kernels.scheduled(a, te.compute(a.shape, lambda i: tirx.call_pure_extern("float32", f"{name}f", a[i])))
+    expected = {"erfc": math.erfc, "lgamma": lambda v: math.inf if v in (0, -2) else math.lgamma(v)}[name]
+    run = Emulator(func, TARGET)([x, np.zeros_like(x)])
+    np.testing.assert_allclose(run.arrays[1], np.array([expected(float(v)) for v in x], "float32"), rtol=1e-6)

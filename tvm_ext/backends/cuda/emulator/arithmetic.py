@@ -173,12 +173,17 @@ def _erf(x: Any) -> Any:
     return erf(x)
 
 
+def _lgamma(x: float) -> float:
+    return math.inf if x <= 0 and float(x).is_integer() else math.lgamma(x)
+
+
 _PLAIN: dict[str, Callable[..., Any]] = {
         "exp": np.exp, "exp2": np.exp2, "exp10": lambda x: np.power(np.asarray(10, x.dtype), x), "log": np.log,
         "log2": np.log2, "log10": np.log10, "log1p": np.log1p, "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x),
         "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
         "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh, "acosh": np.arccosh,
         "atanh": np.arctanh, "atan2": np.arctan2, "erf": _erf, "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+        "erfc": _lift(math.erfc), "lgamma": _lift(_lgamma),
         "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.round, "nearbyint": np.round,
         "rint": np.round, "fabs": np.abs, "abs": np.abs, "pow": np.power, "power": np.power, "fmod": np.fmod,
         "hypot": np.hypot, "copysign": np.copysign, "nextafter": np.nextafter, "ldexp": np.ldexp,
