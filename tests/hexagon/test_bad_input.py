@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from tvm import relax, te
 
 import tvm_ext
 from tests.hexagon.emulated import TARGET, needs_emulator
@@ -157,9 +158,27 @@ def test_kernels_of_many_tensors(count: int) -> None:
     np.testing.assert_array_equal(found, np.concatenate(list(inputs.values()), axis=1))
 
 
+@pytest.mark.parametrize(("operator", "expected"), [("Sum", 9730), ("Max", 139)])
+def test_operators_of_more_tensors_than_a_kernel_takes(operator: str, expected: int) -> None:
+    inputs = {f"x{number}": np.full((1, 1), number, "float32") for number in range(140)}
+    (found,) = tvm_ext.compile(float_model(operator, *[(1, 1)] * 140), TARGET).run(inputs).values()
+    assert found == expected
+
+
 def test_a_kernel_of_too_many_tensors() -> None:
+    """Operators are divided; a kernel that comes with the module is not."""
+    builder = relax.BlockBuilder()
+    tensors = [relax.Var(f"x{number}", relax.TensorType((1, 1), "float32")) for number in range(140)]
+
+    def total(*values: te.Tensor) -> te.Tensor:
+        return te.compute((1, 1), lambda row, column: sum(value[row, column] for value in values), name="total")
+
+    with builder.function("main", tensors):
+        with builder.dataflow():
+            result = builder.emit_output(builder.call_te(total, *tensors))
+        builder.emit_func_output(result)
     with pytest.raises(CompileError, match=r"reads and writes 141 tensors, .* at most 128; split the operator"):
-        tvm_ext.compile(float_model("Sum", *[(1, 1)] * 140), TARGET)
+        tvm_ext.compile(builder.get(), TARGET)
 
 
 def test_workspaces_of_any_size() -> None:
