@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from tvm_ext.frontend.torch import fake_quantized
+
 
 def mode(data: torch.Tensor, dim: int = -1, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Decompose ``torch.mode``: in order, the end of the first of the longest runs of equal values."""
@@ -44,6 +46,7 @@ def soft_margin_loss(data: torch.Tensor, target: torch.Tensor, reduction: int = 
 
 
 DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
+    **fake_quantized.DECOMPOSITIONS,
     torch.ops.aten.mode.default: mode,
     torch.ops.aten.repeat_interleave.Tensor: repeat_interleave,
     torch.ops.aten.soft_margin_loss.default: soft_margin_loss,
