@@ -149,8 +149,8 @@ class TestDestination:
         (tmp_path / "file").touch()
         (tmp_path / "link").symlink_to(copied)
         (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
-        for name in ("file", "link", "dangling"):
-            with pytest.raises(OutputError, match=f"{name} exists and is not a folder; give another name"):
+        for name, what in (("file", "exists and is not a folder"), ("link", "is a link"), ("dangling", "is a link")):
+            with pytest.raises(OutputError, match=f"{name} {what}.* another name"):
                 compiled.save(tmp_path / name, force=True)
         with pytest.raises(OutputError, match=r"cannot create .*file/model: .*file is not a folder"):
             compiled.save(tmp_path / "file" / "model")

@@ -48,7 +48,9 @@ def check_existing(folder: Path, force: bool) -> None:
         folder.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return
-    if folder.is_symlink() or not folder.is_dir():
+    if folder.is_symlink():
+        raise OutputError(f"{folder} is a link, which stays; give the folder that it leads to, or another name")
+    if not folder.is_dir():
         raise OutputError(f"{folder} exists and is not a folder; give another name")
     if folder.is_mount() or not folder.name or folder.name == "..":
         raise OutputError(f"{folder} cannot be replaced; give a folder inside it, such as {folder / 'model'}")
