@@ -22,6 +22,7 @@ from tvm_ext.artifact.compiled_model import CompiledModel
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.compiler import lower
 from tvm_ext.frontend import import_model
+from tvm_ext.memory.relax.open_segments import MOST_TENSORS
 from tvm_ext.memory.relax.segment_body import Body
 from tvm_ext.memory.relax.segment_code import SEGMENT_ATTRIBUTE
 from tvm_ext.options import PipelineOptions
@@ -195,3 +196,22 @@ def test_a_view_of_what_no_kernel_reads() -> None:
     a = np.exp(x)
     np.testing.assert_allclose(total, (np.exp(a @ a.transpose(0, 2, 1)) @ x).sum(1), rtol=1e-4)
     np.testing.assert_array_equal(view, y.reshape(7, 2, 2))
+
+
+def test_segments_are_given_a_limited_number_of_tensors() -> None:
+    builder, n = relax.BlockBuilder(), tirx.Var("n", "int64")
+    inputs = [relax.Var(f"x{place}", relax.TensorType([n, 5], "float32")) for place in range(200)]
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            total = relax.const(np.float32(0))
+            for value in inputs:
+                total = builder.emit(relax.op.add(total, value))
+            result = builder.emit_output(relax.op.nn.softmax(total))
+        builder.emit_func_output(result)
+    mod = builder.get()
+    functions = [func for func in lowered(mod).functions.values() if SEGMENT_ATTRIBUTE in (func.attrs or {})]
+    assert len(functions) > 1
+    assert max(len(func.params) for func in functions) < MOST_TENSORS + 8, "with results and extents"
+    values = [np.full((3, 5), place, "float32") for place in range(200)]
+    (found,) = tvm_ext.compile(mod).run(values).values()
+    np.testing.assert_allclose(found, np.full((3, 5), 0.2), rtol=1e-6)

@@ -39,6 +39,12 @@ from tvm_ext.schedules.cpu.row_copy import row_copy
 LEAST_CALLS = 2
 """Kernels that a segment calls at least."""
 
+MOST_TENSORS = 64
+"""Tensors from outside that a segment is given beside constants, of which a network that stays whole has more.
+
+LLVM takes time that grows with the square of a function's parameters.
+"""
+
 UNBOUNDED = 64
 """Upper end of the sizes that an extent without an upper bound is planned for."""
 
@@ -82,6 +88,8 @@ class _Segment:
 
     bindings: list[Any] = field(default_factory=list)
     calls: int = 0
+    made: set[Any] = field(default_factory=set)
+    outside: set[Any] = field(default_factory=set)  # tensors that its kernels are given and that it does not make
 
 
 class _Function:
@@ -132,6 +140,11 @@ class _Function:
                 finish()
                 pieces.append(binding)
             else:
+                read = set(filter(_is_variable, binding.value.args)) if kind == "call" else set()
+                if len(current.outside | read - current.made) > MOST_TENSORS:
+                    finish()
+                current.outside |= read - current.made
+                current.made.add(binding.var)
                 current.bindings.append(binding)
                 current.calls += kind == "call"
         finish()
@@ -335,6 +348,10 @@ def _is_open_allocation(value: Any) -> bool:
 
 def _is_tensor(ty: Any) -> bool:
     return isinstance(ty, relax.TensorType) and isinstance(ty.shape, relax.ShapeExpr)
+
+
+def _is_variable(value: Any) -> bool:
+    return isinstance(value, relax.Var) and _is_tensor(value.ty)
 
 
 def _is_argument(value: Any) -> bool:
