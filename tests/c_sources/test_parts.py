@@ -77,3 +77,15 @@ def test_functions_that_are_called(tmp_path: Path, memory: str) -> None:
     mod = builder.get()
     value = np.random.default_rng(0).standard_normal((4, 5)).astype("float32")
     agree(tmp_path, tvm_ext.compile(mod, emit="c", memory=memory), tvm_ext.compile(mod), [value])
+
+
+def test_rows_of_three(tmp_path: Path) -> None:
+    """Three rows are interleaved as vectors of 24 elements, which C does not have."""
+    x = relax.Var("x", relax.TensorType((1, 3, 17), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.permute_dims(x, [0, 2, 1]))
+        builder.emit_func_output(result)
+    value = np.random.default_rng(0).standard_normal((1, 3, 17)).astype("float32")
+    agree(tmp_path, tvm_ext.compile(builder.get(), emit="c"), tvm_ext.compile(builder.get()), [value])

@@ -5,6 +5,8 @@ are no power of two are errors to it.
 
 before: ``for x in vectorized(16): y[x] = ...``                               of float32, with vectors of 256 bits
 after:  ``for part in 0..2: for x in vectorized(8): y[8 * part + x] = ...``
+before: ``y[ramp(0, 1, 24)] = shuffle(rows, places)``
+after:  ``y[ramp(0, 1, 8)] = shuffle(rows, places[:8])``, and so on
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import tirx
+from tvm.ir.prim import expr as prim
 
 from tvm_ext.relax_utils import substitute
 
@@ -45,7 +48,25 @@ def divide_vectors(body: tirx.Stmt, vector_bits: int) -> tirx.Stmt:
         count = tirx.const(extent // lanes, loop.loop_var.ty.dtype)
         return tirx.For(part, loop.min, count, tirx.ForKind.UNROLLED, vector)
 
-    return tvm_ffi.structural_mutate(body, ((tirx.For, divided),))
+    return tvm_ffi.structural_mutate(body, ((tirx.For, divided), (tirx.BufferStore, _divided_store)))
+
+
+def _divided_store(store: Any, mutator: Any) -> Any:
+    """Store lanes of other vectors, such as the 24 of three rows of pixels, in parts."""
+    store = mutator.default_mutate(store)
+    shuffle, index = store.value, store.indices[0]
+    if not isinstance(shuffle, prim.Shuffle) or not isinstance(index, prim.Ramp) or len(store.indices) > 1:
+        return store
+    lanes = len(shuffle.indices)
+    part = lanes & -lanes  # the largest power of two that divides it
+    if part in (1, lanes) or not isinstance(index.stride, tirx.IntImm):
+        return store
+    parts = []
+    for first in range(0, lanes, part):
+        base = index.base + index.stride * tirx.const(first, index.base.ty.dtype)
+        vector = prim.Shuffle(shuffle.vectors, list(shuffle.indices)[first : first + part])
+        parts.append(tirx.BufferStore(store.buffer, vector, [prim.Ramp(base, index.stride, part)]))
+    return tirx.SeqStmt(parts)
 
 
 def _is_zero(value: Any) -> bool:
