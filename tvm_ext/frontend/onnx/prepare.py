@@ -15,7 +15,8 @@ from tvm_ext.frontend.onnx.fold import Folder
 from tvm_ext.frontend.onnx.graph import reads
 from tvm_ext.frontend.onnx.infer import MalformedNodeError, OtherTypes
 from tvm_ext.frontend.onnx.inputs import bind_inputs
-from tvm_ext.frontend.onnx.model import EXPORT_AGAIN, OnnxModel
+from tvm_ext.frontend.onnx.model import OnnxModel
+from tvm_ext.frontend.onnx.tensor_sizes import EXPORT_AGAIN
 from tvm_ext.frontend.onnx.values import Value, byte_count, kind_of, known_shape
 from tvm_ext.tensor_spec import TensorSpec
 

@@ -38,7 +38,8 @@ class _Window:
         if call is None:
             return cls([1] * axes, [0] * 2 * axes, [1] * axes, 1)
         lists = (call.attrs.strides, call.attrs.padding, call.attrs.dilation)
-        return cls(*([int(item) for item in items] for items in lists), int(call.attrs.groups))
+        strides, padding, dilation = ([int(item) for item in items] for items in lists)
+        return cls(strides, padding, dilation, int(call.attrs.groups))
 
 
 def has_integer_kernel(call: relax.Call, weight: np.ndarray) -> bool:
