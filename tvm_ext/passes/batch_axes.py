@@ -18,8 +18,8 @@ from tvm import relax
 from tvm.relax.expr_functor import mutator
 
 from tvm_ext.passes.bindings import permutation
-from tvm_ext.passes.view_mutator import ViewMutator
-from tvm_ext.relax_utils import open_shape, rewriting_pass, same_extents
+from tvm_ext.passes.view_mutator import ViewMutator, view_pass
+from tvm_ext.relax_utils import open_shape, same_extents
 from tvm_ext.schedules.compute.attention import ELEMENTWISE
 
 _MERGED = 3
@@ -28,12 +28,7 @@ _MERGED = 3
 
 def batch_axes() -> tvm.transform.Pass:
     """Make the pass."""
-    steps = [
-        rewriting_pass("tvm_ext.BatchAxes", _BatchAxes),
-        relax.transform.CanonicalizeBindings(),
-        relax.transform.DeadCodeElimination(),
-    ]
-    return tvm.transform.Sequential(steps, name="tvm_ext.BatchAxes")
+    return view_pass("tvm_ext.BatchAxes", _BatchAxes)
 
 
 @mutator

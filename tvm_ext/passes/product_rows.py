@@ -16,8 +16,8 @@ from tvm import relax
 from tvm.relax.expr_functor import mutator
 
 from tvm_ext.passes.bindings import calls
-from tvm_ext.passes.view_mutator import ViewMutator
-from tvm_ext.relax_utils import open_shape, rewriting_pass, same_extents
+from tvm_ext.passes.view_mutator import ViewMutator, view_pass
+from tvm_ext.relax_utils import open_shape, same_extents
 
 _STEPS = frozenset(
     f"relax.{name}"
@@ -35,12 +35,7 @@ _MOST_STEPS = 16
 
 def product_rows() -> tvm.transform.Pass:
     """Make the pass."""
-    steps = [
-        rewriting_pass("tvm_ext.ProductRows", _ProductRows),
-        relax.transform.CanonicalizeBindings(),
-        relax.transform.DeadCodeElimination(),
-    ]
-    return tvm.transform.Sequential(steps, name="tvm_ext.ProductRows")
+    return view_pass("tvm_ext.ProductRows", _ProductRows)
 
 
 @mutator

@@ -9,7 +9,17 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator
 
 from tvm_ext.passes.bindings import calls, permutation
-from tvm_ext.relax_utils import open_shape, same_extents
+from tvm_ext.relax_utils import open_shape, rewriting_pass, same_extents
+
+
+def view_pass(name: str, rewriter: type[ViewMutator]) -> tvm.transform.Pass:
+    """Make a pass of such a mutator, behind which what nothing reads any more is gone."""
+    steps = [
+        rewriting_pass(name, rewriter),
+        relax.transform.CanonicalizeBindings(),
+        relax.transform.DeadCodeElimination(),
+    ]
+    return tvm.transform.Sequential(steps, name=name)
 
 
 class ViewMutator(PyExprMutator):

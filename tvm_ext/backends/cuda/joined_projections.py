@@ -19,7 +19,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.passes.bindings import Bindings, calls, permutation
-from tvm_ext.relax_utils import static_shape
+from tvm_ext.relax_utils import rewriting_pass, static_shape
 
 _FEWEST_AXES = 4
 """Of what heads are taken apart to."""
@@ -27,16 +27,8 @@ _FEWEST_AXES = 4
 
 def joined_projections() -> tvm.transform.Pass:
     """Make the pass."""
-
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.JoinedProjections")
-    def _joined(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = _Joined(mod)
-        for variable, func in mod.functions_items():
-            if isinstance(func, relax.Function) and not (func.attrs and "Primitive" in func.attrs):
-                rewriter.builder_.update_func(variable, rewriter.rewritten(func))
-        return relax.transform.DeadCodeElimination()(rewriter.builder_.finalize())
-
-    return _joined
+    steps = [rewriting_pass("tvm_ext.JoinedProjections", _Joined), relax.transform.DeadCodeElimination()]
+    return tvm.transform.Sequential(steps, name="tvm_ext.JoinedProjections")
 
 
 @dataclass(frozen=True)
@@ -57,8 +49,8 @@ class _Joined(PyExprMutator):
         self._groups: dict[relax.Var, list[_Projection]] = {}
         self._parts: dict[relax.Var, relax.Var] = {}
 
-    def rewritten(self, func: relax.Function) -> relax.Function:
-        """Rewrite one function."""
+    def begin(self, func: relax.Function) -> bool:
+        """Find the groups of one function; without any it stays as it is."""
         bindings = Bindings()
         bindings.visit_expr(func)
         followers: defaultdict[relax.Var, list[relax.Var]] = defaultdict(list)
@@ -74,7 +66,7 @@ class _Joined(PyExprMutator):
                 found[projection.source, bindings.blocks.get(var), shapes].append(projection)
         self._groups = {group[0].var: group for group in found.values() if len(group) > 1}
         self._parts = {}
-        return self.visit_expr(func)
+        return bool(self._groups)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Put the part of a joined product in the place of one."""
@@ -87,16 +79,16 @@ class _Joined(PyExprMutator):
 
     def _join(self, group: list[_Projection]) -> None:
         emit = self.builder_.emit
-        weight = self._joined([one.weight for one in group])
+        weight = self._side_by_side([one.weight for one in group])
         whole = emit(relax.op.matmul(self.visit_expr(group[0].source), weight, out_dtype=str(group[0].var.ty.dtype)))
         if group[0].bias is not None:
-            whole = emit(relax.op.add(whole, self._joined([one.bias for one in group])))
+            whole = emit(relax.op.add(whole, self._side_by_side([one.bias for one in group])))
         columns, axis = group[0].weight.ty.shape.values[-1].value, int(whole.ty.ndim) - 1
         for number, one in enumerate(group):
             begin = number * columns
             self._parts[one.var] = emit(relax.op.strided_slice(whole, [axis], [begin], [begin + columns]))
 
-    def _joined(self, constants: list[Any]) -> Any:
+    def _side_by_side(self, constants: list[Any]) -> Any:
         for others, joined in self._constants:
             if len(others) == len(constants) and all(map(tvm.ir.Expr.same_as, others, constants)):
                 return joined
