@@ -1,7 +1,7 @@
 """Products by Strassen's algorithm: the sums of the left operand, then seven products for each tile of columns.
 
 Of a tile of columns all seven products are computed before the next is begun: they stay in the L2 cache until they are
-put together, with the epilogue.
+put together, with the epilogue. Of many rows some are computed after the others, so that their sums stay there, too.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ MOVED_TWICE = 2
 
 WEIGHTS_NOT_HIDDEN = 0.1
 """Part of the time that constants take from memory that fetching them ahead does not hide, measured on Zen 5."""
+
+FEWEST_ROWS = 64
+"""Of each half that are computed at once, however long they are: for fewer the constants are read too often."""
 
 KERNELS = ("strassen_left", "strassen_product", "strassen_kept", "strassen")
 """What its blocks are annotated as, in their order."""
@@ -139,6 +142,30 @@ def task_parts(extents: StrassenExtents, cost: float, machine: Machine) -> tuple
     return best
 
 
+def cached_parts(extents: StrassenExtents, row_parts: int, machine: Machine) -> int:
+    """Divide parts of the rows further, until the sums of one fit into the L2 cache.
+
+    Parameters
+    ----------
+    extents : StrassenExtents
+    row_parts : int
+        What :func:`task_parts` divides the rows into.
+    machine : Machine
+
+    Returns
+    -------
+    int
+        A multiple of ``row_parts``.
+    """
+    most = max(machine.l2 // (PRODUCTS * FLOAT_BYTES * extents.half), FEWEST_ROWS)
+    possible = [
+        parts
+        for parts in divisors(extents.row_groups)
+        if parts % row_parts == 0 and not (extents.sequences % parts and parts % extents.sequences)
+    ]
+    return next((parts for parts in possible if extents.row_groups // parts * extents.rows <= most), possible[-1])
+
+
 def products_cost(extents: StrassenExtents, machine: Machine) -> float:
     """Estimate the cycles of the seven products for each step of their sums; infinite for a tile too large."""
     rows, chunks = extents.row_groups * extents.rows, extents.column_tiles * extents.vectors
@@ -157,6 +184,8 @@ def _schedule(schedule: Schedule, machine: Machine) -> None:
     groups = -(-sequence // (2 * rows))
     extents = StrassenExtents(row_groups, rows, column_tiles, vectors, lanes, half, row_groups // groups)
     _, column_parts, row_parts = task_parts(extents, products_cost(extents, machine), machine)
+    parallel = column_parts * row_parts > 1
+    row_parts = cached_parts(extents, row_parts, machine)
 
     schedule.compute_inline(quarters)
     batch, text, row, column = schedule.get_loops(store)
@@ -167,7 +196,7 @@ def _schedule(schedule: Schedule, machine: Machine) -> None:
     column_part, column_tile = schedule.split(column_tile, [column_parts, None])
     schedule.reorder(batch, column_part, row_part, column_tile, group, row, vector, upper, side, lane)
     part = schedule.fuse(batch, column_part, row_part)
-    if column_parts * row_parts > 1:
+    if parallel:
         schedule.parallel(part)
     if columns % (2 * vectors * lanes):
         mark_simd(schedule, lane, lanes)

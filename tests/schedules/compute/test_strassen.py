@@ -23,7 +23,7 @@ from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules.compute.matmul import MatmulShape
 from tvm_ext.schedules.compute.strassen import LEFT, RESULT, RIGHT, strassen, strassen_weight
 from tvm_ext.schedules.cpu.machine import ROWS, Machine, machine_of
-from tvm_ext.schedules.cpu.strassen import Strassen, StrassenExtents, products_cost, task_parts
+from tvm_ext.schedules.cpu.strassen import Strassen, StrassenExtents, cached_parts, products_cost, task_parts
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 
 Array = np.ndarray
@@ -250,3 +250,25 @@ def test_tasks_keep_all_cores_busy() -> None:
     assert all(seconds[2 * cores] < 0.65 * seconds[cores] for cores in (1, 2, 4, 8))
     short = StrassenExtents(row_groups=1, rows=8, column_tiles=1, vectors=3, lanes=16, half=4)
     assert task_parts(short, products_cost(short, ZEN_5), ZEN_5)[1:] == (1, 1)
+
+
+def test_sums_of_many_rows_stay_in_the_cache() -> None:
+    """At most a megabyte of them, and no fewer than 64 rows of each half at once; a sequence is never cut unevenly."""
+    many = StrassenExtents(row_groups=512, rows=8, column_tiles=16, vectors=3, lanes=16, half=192)
+    assert cached_parts(many, 2, ZEN_5) == 32
+    assert cached_parts(many, 64, ZEN_5) == 64
+    assert cached_parts(replace(many, half=1536), 2, ZEN_5) == 64
+    bert = StrassenExtents(row_groups=8, rows=8, column_tiles=16, vectors=3, lanes=16, half=1536)
+    assert cached_parts(bert, 1, ZEN_5) == 1
+    uneven = StrassenExtents(row_groups=195, rows=7, column_tiles=4, vectors=3, lanes=16, half=192, sequences=13)
+    assert cached_parts(uneven, 1, ZEN_5) == 13
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize(("sequence", "texts"), [(400, 1), (400, 2), (391, 2), (30, 12)])
+def test_parts_that_fit_the_cache_are_exact(sequence: int, texts: int, cores: int) -> None:
+    """One after the other where there is one core."""
+    target = tvm.target.Target({**server().export(), "num-cores": cores})
+    data, matrix = integers(1202, texts, sequence), integers(1202, 96, seed=1)
+    found = multiplied(data, matrix, (1, 2, 0), sequence, (8, 1), target)
+    np.testing.assert_array_equal(found, data.transpose(1, 2, 0) @ matrix)
