@@ -55,34 +55,6 @@ def test_sorted_rows() -> None:
     np.testing.assert_array_equal(got, np.sort(x, 1))
 
 
-@pytest.mark.parametrize("reduction", ["update", "add", "max"])
-def test_scattered_elements(reduction: str) -> None:
-    x, updates = drawn(3, 9), drawn(3, 4)[:, ::-1].copy()
-    places = np.array([[1, 0, 8, 2], [3, 4, 5, 6], [8, 7, 0, 1]], "int64")
-    mod = graph(
-        lambda _, x, i, u: R.scatter_elements(x, i, u, 1, reduction),
-        [((3, 9), "float32"), ((3, 4), "int64"), ((3, 4), "float32")],
-    )
-    (got,) = run(mod, x, places, updates)
-    expected = x.copy()
-    for row in range(3):
-        for column, place in enumerate(places[row]):
-            old, new = expected[row, place], updates[row, column]
-            expected[row, place] = {"update": new, "add": old + new, "max": max(old, new)}[reduction]
-    np.testing.assert_allclose(got, expected, rtol=1e-6)
-
-
-def test_scattered_rows() -> None:
-    x, updates = drawn(7, 5), drawn(3, 5)
-    places = np.array([[1], [6], [1]], "int64")
-    mod = graph(
-        lambda _, x, i, u: R.scatter_nd(x, i, u, "add"), [((7, 5), "float32"), ((3, 1), "int64"), ((3, 5), "float32")]
-    )
-    (got,) = run(mod, x, places, updates)
-    np.add.at(x, places[:, 0], updates)
-    np.testing.assert_allclose(got, x, rtol=1e-5, atol=1e-5)
-
-
 @T.prim_func(private=True, s_tir=True)
 def steps_of_their_own(x: T.Buffer((33,), "float32"), n: T.Buffer((33,), "int64"), y: T.Buffer((33,), "float32")):
     """Add up an element as often as another tensor says."""

@@ -25,6 +25,7 @@ from tvm_ext.backends.cuda.narrow_vectors import narrow_vectors
 from tvm_ext.backends.cuda.own_locals import own_locals
 from tvm_ext.backends.cuda.resources import resource_table
 from tvm_ext.backends.cuda.scans import scans
+from tvm_ext.backends.cuda.scatters import scatters
 from tvm_ext.backends.cuda.split_groups import split_groups
 from tvm_ext.backends.cuda.target import check_precision, complete_cuda
 from tvm_ext.backends.cuda.validity import kernel_fault
@@ -84,6 +85,7 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
             *common.flushed(options),
             order_of_nan(first_places=True),
             scans(),
+            scatters(),
         ],
     )
 

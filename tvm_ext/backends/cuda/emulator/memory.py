@@ -149,6 +149,19 @@ class Global(Storage):
             place, value = place[mask], value[mask]
         self.view(dtype)[place] = value
 
+    def join(
+        self, lanes: Lanes, dtype: np.dtype[Any], index: Any, value: Any, operation: np.ufunc, access: Access
+    ) -> None:
+        """Join elements with the values of the active lanes, each of which does so by itself."""
+        index, mask = self.inside(lanes, dtype, index, access)
+        place, value = spread(lanes, index, value)
+        if lanes.checker is not None:
+            lanes.checker.atomic(lanes, self, dtype, place, mask, access)
+        if mask is not None:
+            mask = np.broadcast_to(mask, place.shape)
+            place, value = place[mask], value[mask]
+        operation.at(self.view(dtype), place, value.astype(dtype))
+
 
 class Shared(Global):
     """Memory that the threads of a block share; a copy for each block."""

@@ -1,10 +1,10 @@
 """Finds threads that use the same memory without a barrier between them, in blocks that run in step.
 
-For each byte group of memory (the width of the narrowest access) two records are kept: who wrote it last and when, and
-who read it since. Time is a number that grows at barriers. An access is ordered after an earlier one when both are of
-one thread, when a barrier of their block came between them, or a barrier of their warp where both are of one warp.
-Threads of different blocks are never ordered. That is the happens-before relation of CUDA's memory model, without
-atomics and fences, which are not taken for barriers here.
+For each byte group of memory (the width of the narrowest access) records are kept: who wrote it last and when, who
+read it since, and whether an atomic operation changed it. Time is a number that grows at barriers. An access is ordered
+after an earlier one when both are of one thread, when a barrier of their block came between them, or a barrier of their
+warp where both are of one warp. Threads of different blocks are never ordered. That is the happens-before relation of
+CUDA's memory model, without fences. Atomic operations may meet each other, and nothing else in their launch.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class _Shadow:
         Cells that no thread wrote.
     pending : array of integers
         How many asynchronous copies are to write each cell.
+    atomic : array of bool, optional
+        Cells that atomic operations changed.
     last_write : int
         Time of the last write of any cell.
     reads : list
@@ -54,6 +56,7 @@ class _Shadow:
         self.write, self.read = _Record(cells), _Record(cells)
         self.empty, self.pending = np.ones(cells, np.bool_), np.zeros(cells, np.int16)
         self.some_pending = False
+        self.atomic: NDArray[np.bool_] | None = None
         self.last_write = -1
         self.reads: list[tuple[np.dtype[Any], Any, Any]] = []
 
@@ -157,6 +160,7 @@ class Checker:
             for cell, lane in self._cells(lanes, shadow, dtype, place, mask):
                 thread = self._global_thread[lane]
                 self._conflict(lanes, shadow.write, cell, lane, thread, access, "reads what {} wrote")
+                self._among_atomics(lanes, shadow, cell, lane, access)
         shadow.reads.append((dtype, place, mask))
         if len(shadow.reads) > _READS:
             self._settle(lanes)
@@ -198,6 +202,7 @@ class Checker:
             self._conflict(lanes, shadow.write, cell, lane, thread, access, "writes what {} wrote",
                            same=(memory, dtype, place, mask, value))  # fmt: skip
             self._conflict(lanes, shadow.read, cell, lane, thread, access, "writes what {} read")
+            self._among_atomics(lanes, shadow, cell, lane, access)
             record = shadow.write
             record.thread[cell], record.time[cell] = thread, self.time
             others = record.thread[cell] != thread
@@ -211,6 +216,23 @@ class Checker:
             shadow.pending[cell] += pending
         shadow.last_write = self.time
         shadow.some_pending |= pending
+
+    def atomic(self, lanes: Lanes, memory: Global, dtype: np.dtype[Any], place: Any, mask: Any, access: Access) -> None:
+        """Check an atomic operation: other threads may change the element likewise, and do nothing else with it."""
+        shadow = self._shadow(memory)
+        self._settle(lanes)
+        if shadow.atomic is None:
+            shadow.atomic = np.zeros(shadow.empty.shape, np.bool_)
+        for cell, lane in self._cells(lanes, shadow, dtype, place, mask):
+            thread = self._global_thread[lane]
+            self._conflict(lanes, shadow.write, cell, lane, thread, access, "changes what {} wrote")
+            self._conflict(lanes, shadow.read, cell, lane, thread, access, "changes what {} read")
+            shadow.atomic[cell] = True
+
+    def _among_atomics(self, lanes: Lanes, shadow: _Shadow, cell: Any, lane: Any, access: Access) -> None:
+        if shadow.atomic is not None and (changed := shadow.atomic[cell]).any():
+            text = f"{lanes.where(lane[int(np.argmax(changed))])} uses what others change by atomic operations"
+            self._note(kinds.RACE, access, text, int(changed.sum()))
 
     def arrived(self, lanes: Lanes, memory: Global, dtype: np.dtype[Any], place: Any, mask: Any) -> None:
         """End an asynchronous copy: its thread has written the elements now."""

@@ -234,6 +234,8 @@ class Statements(Expressions):
         name = operation(e)
         if name == "tvm_storage_sync":
             return self._barrier(str(e.args[0].value))
+        if name == "cuda.func_call":
+            name = str(e.args[0].value)
         if name in self._intrinsics:
             return self._intrinsics[name](self, e)
         value = self.value(e)

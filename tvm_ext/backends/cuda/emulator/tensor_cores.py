@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvm_ext.backends.cuda.emulator.async_copies import ASYNC_COPIES
+from tvm_ext.backends.cuda.emulator.atomics import ATOMIC_OPERATIONS
 from tvm_ext.backends.cuda.emulator.expressions import Pointer, View, operation
 from tvm_ext.backends.cuda.emulator.lanes import WARP, Lanes
 from tvm_ext.backends.cuda.emulator.memory import Access, Fragments, Storage
@@ -269,5 +270,6 @@ INTRINSICS: dict[str, Intrinsic] = {
     "mma_store_legacy": _mma_store,
     **ASYNC_COPIES,
     **WARPGROUPS,
+    **ATOMIC_OPERATIONS,
 }
-"""Calls that are statements, by their names without the dialect."""
+"""Calls that are statements, by their names without the dialect; those of functions in C++ by their own."""
