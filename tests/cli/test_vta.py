@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.commands import Commands
+from tests.processes import output_of
 from tests.vta.recordings import GOLDEN
 from tvm_ext.backends.vta.isa.assembler import assemble_program
 from tvm_ext.backends.vta.isa.instructions import encode_program
@@ -84,6 +85,14 @@ def test_cycles(commands: Commands, tmp_path: Path) -> None:
     commands("vta", "cycles", "--costs", "none", str(TINY)).error(2, "no cycle costs named 'none'")
     commands("vta", "cycles", str(TINY), "--picture", str(tmp_path / "a" / "b.png")).error(7, "cannot write")
     commands("vta", "cycles", str(TINY), "--picture", str(tmp_path / "b.txt")).error(2, "must end in .png or .svg")
+
+
+def test_counting_cycles_without_a_picture_does_not_import_tvm() -> None:
+    source = (
+        "import sys\nfrom tvm_ext.cli.vta import command\n"
+        "command(['cycles', sys.argv[1]], standalone_mode=False)\nprint('tvm' in sys.modules)"
+    )
+    assert output_of(source, str(TINY)).splitlines()[-1] == "False"
 
 
 def test_lint(commands: Commands) -> None:

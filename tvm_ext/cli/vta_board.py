@@ -41,6 +41,14 @@ def local_device(config_name: str, memory: str, simulated: bool) -> Device:
     return simulated_device(config) if simulated else open_device(config, memory)
 
 
+def refuse_local_options(elsewhere: str) -> None:
+    """Refuse options of this machine's accelerator beside ``elsewhere``, which says that the board is another's."""
+    context = click.get_current_context()
+    for name, option in (("config_name", "--config"), ("memory", "--memory"), ("simulated", "--simulated")):
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{option} is about this machine, and the board is where {elsewhere} says")
+
+
 @click.command()
 @config_option
 @memory_option
@@ -104,6 +112,8 @@ def board(
 
     if rpc and tracker:
         raise click.UsageError("--rpc and --tracker are two ways to find a board; give one of them")
+    if rpc or tracker:
+        refuse_local_options("--rpc" if rpc else "--tracker")
     if rpc:
         device: Device = connect(parse_address(rpc))
     elif tracker:
