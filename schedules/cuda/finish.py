@@ -17,6 +17,7 @@ from tvm_ext.schedules.cuda.barriers import barriers_behind_sums
 from tvm_ext.schedules.cuda.launch_bounds import with_resident_blocks
 from tvm_ext.schedules.cuda.registers import registers_of_lanes
 from tvm_ext.schedules.cuda.rounding import rounded_to_tf32
+from tvm_ext.schedules.cuda.thread_numbers import threads_of_one_type
 from tvm_ext.schedules.knobs import TunableSchedule
 from tvm_ext.schedules.rule import new_schedule
 
@@ -24,6 +25,7 @@ STEPS: dict[str, Callable[[PrimFunc, int], PrimFunc]] = {
     "tvm_ext.registers_of_lanes": lambda func, _: registers_of_lanes(func),
     "tvm_ext.resident_blocks": with_resident_blocks,
     "tvm_ext.rounded_to_tf32": lambda func, _: rounded_to_tf32(func),
+    "tvm_ext.threads_of_one_type": lambda func, _: threads_of_one_type(func),
     "tvm_ext.barriers_behind_sums": lambda func, _: barriers_behind_sums(func),
 }
 """By annotation, in the order in which they are done; the second argument is the annotation's value."""

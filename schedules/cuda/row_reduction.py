@@ -65,7 +65,7 @@ class RowReduction:
             _schedule(schedule, machine_of(target))
         except (ScheduleError, NotRows):
             return None
-        return finish_schedule(schedule, {"tvm_ext.barriers_behind_sums": 1})
+        return finish_schedule(schedule, {"tvm_ext.threads_of_one_type": 1, "tvm_ext.barriers_behind_sums": 1})
 
 
 def _schedule(schedule: Schedule, machine: GpuMachine) -> None:
