@@ -88,11 +88,13 @@ def test_cycles(commands: Commands, tmp_path: Path) -> None:
 
 
 def test_counting_cycles_without_a_picture_does_not_import_tvm() -> None:
-    source = (
-        "import sys\nfrom tvm_ext.cli.vta import command\n"
-        "command(['cycles', sys.argv[1]], standalone_mode=False)\nprint('tvm' in sys.modules)"
-    )
-    assert output_of(source, str(TINY)).splitlines()[-1] == "False"
+    source = f"""
+        import sys
+        from tvm_ext.cli.vta import command
+        command(["cycles", {str(TINY)!r}], standalone_mode=False)
+        print("tvm" in sys.modules)
+    """
+    assert output_of(source).splitlines()[-1] == "False"
 
 
 def test_lint(commands: Commands) -> None:
