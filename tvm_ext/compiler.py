@@ -172,7 +172,7 @@ def check_emit(emit: str, target: tvm.target.Target, options: PipelineOptions | 
     backend = backend_of(target)
     known = [LIBRARY, *backend.emits]
     if emit not in known:
-        name = backend.name if backend.standalone is not None else target.kind.name
+        name = backend.name if target.kind.name == "llvm" else target.kind.name
         raise OptionError(f"option emit: {emit!r} cannot be made for target {name}; candidates are {', '.join(known)}")
     if emit != LIBRARY and options is not None and options.precision != "float32":
         raise OptionError(

@@ -73,3 +73,8 @@ def test_errors(commands: Commands, model: Path, tmp_path: Path) -> None:
     commands("vta", "profile", model, "--target", "llvm").error(12, "is not a VTA", TARGET)
     commands("vta", "profile", model, "--costs", "none").error(2, "no cycle costs named 'none'")
     commands("compile", model, "--calibrate", model.parent / "samples.npy", *out).error(2, "VTA targets")
+
+
+def test_c_sources_are_refused_at_once(commands: Commands, model: Path, tmp_path: Path) -> None:
+    given = ("compile", model, "--target", TARGET, "--emit", "c", "-o", tmp_path / "out")
+    commands(*given).error(2, "'c' cannot be made for target vta", "candidates are library")
