@@ -87,8 +87,15 @@ def check_independent(body: Any, reduced: Sequence[Any]) -> None:
         if any(store.buffer.same_as(buffer) for buffer in reduced):
             continue
         for load in loads:
-            if load.source.same_as(store.buffer) and not tvm_ffi.structural_equal(load.indices, store.indices):
+            if load.source.same_as(store.buffer) and not _is_same(load.indices, store.indices):
                 raise NotVectorizable("a tensor that the loop both reads and writes")
+
+
+def _is_same(indices: Sequence[Any], others: Sequence[Any]) -> bool:
+    if tvm_ffi.structural_equal(indices, others):
+        return True
+    prove = tvm.sym.Analyzer().can_prove_equal
+    return all(prove(index, other) for index, other in zip(indices, others, strict=True))
 
 
 def loads_of(node: Any) -> list[Any]:

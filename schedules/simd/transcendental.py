@@ -35,7 +35,15 @@ from tvm_ext.schedules.simd.piecewise import erf_by_pieces
 from tvm_ext.schedules.simd.polynomial import erf_far, erf_near, horner
 from tvm_ext.schedules.simd.powers import EXPONENTS_OF_ROOTS, power, power_by_roots, power_of_constant
 from tvm_ext.schedules.simd.remainders import remainder
-from tvm_ext.schedules.simd.vector import Bindings, constant_like, element_type, lanes_of, operation, wide_type
+from tvm_ext.schedules.simd.vector import (
+    Bindings,
+    constant_like,
+    element_type,
+    lanes_of,
+    llvm_function,
+    operation,
+    wide_type,
+)
 from tvm_ext.schedules.simd.waves import wave
 
 _REWRITTEN = frozenset(["float32", "float16", "bfloat16"])
@@ -94,6 +102,11 @@ def c_function(call: Any) -> str:
         return ""
     is_known = operation(call) == "call_pure_extern" and call.args[0].value in _C_FUNCTIONS and expands(call)
     return str(call.args[0].value) if is_known else ""
+
+
+def calls_by_name(call: Any) -> bool:
+    """Whether the first argument of a call names what computes the others lane by lane: C's functions, and rounding."""
+    return bool(c_function(call)) or llvm_function(call) == "llvm.lrint"
 
 
 def _function(call: Any) -> tuple[str, list[Any]]:

@@ -14,6 +14,13 @@ def operation(call: Any) -> str:
     return getattr(call.op, "name", "").removeprefix("tirx.").removeprefix("prim.")
 
 
+def llvm_function(call: Any) -> str:
+    """Name the intrinsic function of LLVM that a call without effects calls, such as ``llvm.lrint``; or nothing."""
+    if operation(call) != "call_llvm_pure_intrin":
+        return ""
+    return str(tvm.target.codegen.llvm_get_intrinsic_name(int(call.args[0].value)))
+
+
 def lanes_of(value: Any) -> int:
     """Count the lanes of an expression; a scalar has one."""
     return int(value.ty.dtype.lanes)

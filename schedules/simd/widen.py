@@ -14,7 +14,7 @@ from tvm_ext.schedules.simd.imported import DEFINITIONS, LANEWISE, imported, of_
 from tvm_ext.schedules.simd.lanes import Lanes, holds_load
 from tvm_ext.schedules.simd.scratch import Scratch
 from tvm_ext.schedules.simd.stream import stream
-from tvm_ext.schedules.simd.transcendental import c_function
+from tvm_ext.schedules.simd.transcendental import calls_by_name
 from tvm_ext.schedules.simd.vector import broadcast, choose, element_type, is_false, lanes_of, operation, wide_type
 
 _BINARY = (
@@ -344,12 +344,12 @@ class Widener(Lanes):
             if name not in DEFINITIONS:
                 raise NotVectorizable(f"{imported(call)} of {lanes} lanes")
             return tirx.call_pure_extern(wide_type(element_type(call), lanes), name, *args[1:])
-        if c_function(call):
+        wide = tvm.ir.PrimType(wide_type(element_type(call), lanes))
+        if calls_by_name(call):
             args = [args[0], *(broadcast(argument, lanes) for argument in args[1:])]
-            return tvm.ir.Call(call.op, args, call.attrs, call.ty_args, ret_ty=tvm.ir.PrimType(f"float32x{lanes}"))
+            return tvm.ir.Call(call.op, args, call.attrs, call.ty_args, ret_ty=wide)
         if name not in _LANEWISE or (name in _SINGLE_PRECISION_ONLY and element_type(call) == "float64"):
             raise NotVectorizable(f"call of {name}")
-        wide = tvm.ir.PrimType(wide_type(element_type(call), lanes))
         args = [broadcast(argument, lanes) for argument in args]
         return tvm.ir.Call(call.op, args, call.attrs, call.ty_args, ret_ty=wide)
 
