@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.results import RESULTS
-from tvm_ext.bench.record import check_writable
 from tvm_ext.bench.sections import update_result
+from tvm_ext.system.files import check_output
 
 
 def parts(name: str) -> list[str]:
@@ -45,7 +45,7 @@ def run_part(name: str, faults: Sequence[str], script: str | None = None) -> int
     parser.add_argument("--json", type=Path, default=RESULTS / f"{name}.json")
     module.add_arguments(parser)
     arguments = parser.parse_args(sys.argv[2:])
-    check_writable(arguments.json)
+    check_output(arguments.json, [])
     rows, summary = module.measure(arguments)
     update_result(arguments.json, name=name, part=sys.argv[1], rows=rows, summary=summary)
     width = max(map(len, summary), default=0)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvm_ext.bench.record import check_writable
 from tvm_ext.bench.sections import update_result
+from tvm_ext.system.files import check_output
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 
@@ -41,7 +41,7 @@ def result_path(name: str, chosen: Path | None, is_whole: bool) -> Path | None:
     """
     path = chosen if chosen is not None or not is_whole else RESULTS / f"{name}.json"
     if path is not None:
-        check_writable(path)
+        check_output(path, [])
     return path
 
 

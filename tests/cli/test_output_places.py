@@ -100,3 +100,36 @@ def test_a_current_folder_that_is_gone(
     with pytest.raises(OutputError, match="cannot write rel"):
         check_output("rel", [])
     assert compiled.save(tmp_path / "whole") == tmp_path / "whole"
+
+
+def test_unwritable_paths_are_refused_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OutputError, match="is a folder"):
+        check_output(tmp_path, [])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"cannot write .*: .*/file is not a folder; choose another path"):
+        check_output(tmp_path / "file" / "x.json", [])
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(OutputError, match="no permission"):
+        check_output(tmp_path / "x.json", [])
+
+
+def test_writable_path_is_accepted_and_not_touched(tmp_path: Path) -> None:
+    check_output(tmp_path / "a" / "x.json", [])
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["run a", "vta run m.onnx", "hexagon profile m.onnx", "vta cycles m.onnx", "inspect m.onnx", "profile m.onnx"],
+)
+def test_where_nothing_can_be_written_is_said_before_the_work(commands: Commands, place: Path, arguments: str) -> None:
+    words = arguments.split()
+    option, name = ("--picture", "x.png") if {"hexagon", "cycles"} & set(words) else ("-o", "x")
+    output = place / "in.npy" / "folder" / name
+    answer = commands(*words[:-1], place / words[-1], option, output)
+    answer.error(7, f"cannot write {output}: {place}/in.npy is not a folder; choose another path")
+
+
+def test_missing_folders_are_made(commands: Commands, place: Path) -> None:
+    assert commands("run", place / "a", "-o", place / "new" / "folder" / "y.npz").code == 0
+    assert np.load(place / "new" / "folder" / "y.npz").files

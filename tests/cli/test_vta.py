@@ -83,7 +83,7 @@ def test_cycles(commands: Commands, tmp_path: Path) -> None:
     assert report["occupancy"] == 2 / report["cycles"]
     assert report["bytes_moved"]["instructions"] == 160
     commands("vta", "cycles", "--costs", "none", str(TINY)).error(2, "no cycle costs named 'none'")
-    commands("vta", "cycles", str(TINY), "--picture", str(tmp_path / "a" / "b.png")).error(7, "cannot write")
+    commands("vta", "cycles", str(TINY), "--picture", str(picture / "a" / "b.png")).error(7, "cannot write")
     commands("vta", "cycles", str(TINY), "--picture", str(tmp_path / "b.txt")).error(2, "must end in .png or .svg")
 
 

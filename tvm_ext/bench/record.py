@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvm_ext.errors import OutputError
 from tvm_ext.system.files import write_atomically
 from tvm_ext.system.host import machine
 
@@ -110,21 +109,3 @@ def write_result(
     # NaN and infinity are not JSON: a reader in another language would refuse the file.
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_atomically(path, text, make_folders=True)
-
-
-def check_writable(path: str | Path) -> None:
-    """Refuse a path that cannot be written, before a long measurement is made for it.
-
-    Raises
-    ------
-    OutputError
-        If ``path`` is a folder, or its nearest existing folder does not allow writing.
-    """
-    path = Path(path)
-    if path.is_dir():
-        raise OutputError(f"cannot write {path}: it is a folder; give a file name")
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
-    if not folder.is_dir():
-        raise OutputError(f"cannot write {path}: {folder} is not a folder; choose another path")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise OutputError(f"cannot write {path}: no permission to write in {folder}; choose another path")

@@ -41,11 +41,10 @@ _UNITS = {
 @json_flag
 def command(output: Path | None, show: bool, reset: bool, rounds: int, as_json: bool) -> None:
     """Measure clock, arithmetic, bandwidths and threads of this machine, for compilations for its CPU."""
-    from tvm_ext.bench.record import check_writable
     from tvm_ext.errors import OptionError, OutputError, warn
     from tvm_ext.schedules.cpu.calibration import VARIABLE, calibration_path
     from tvm_ext.schedules.cpu.machine import FIGURES, machine_of
-    from tvm_ext.system.files import irregular_kind
+    from tvm_ext.system.files import check_output, irregular_kind
     from tvm_ext.target import resolve_target
 
     if sum((show, reset, output is not None)) > 1:
@@ -75,7 +74,7 @@ def command(output: Path | None, show: bool, reset: bool, rounds: int, as_json: 
         _answer({name: getattr(used, name) for name in FIGURES}, {}, origin, as_json)
         return
     assert path is not None
-    check_writable(path)
+    check_output(path, [])
     with step_display(quiet=as_json) as report, _no_warning():
         before = {name: float(getattr(machine_of(target), name)) for name in FIGURES}
         figures, disturbance = _measure(path, rounds, report)

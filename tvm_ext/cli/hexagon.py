@@ -84,7 +84,6 @@ def profile(
     from tvm_ext.backends.hexagon.model.picture import draw_layers
     from tvm_ext.backends.hexagon.model.profile import by_kernel, by_node, totals
     from tvm_ext.bench.chart import check_chart
-    from tvm_ext.bench.record import check_writable
     from tvm_ext.compiler import compile
     from tvm_ext.errors import TargetError
     from tvm_ext.inputs import input_files, random_inputs, read_inputs
@@ -99,7 +98,6 @@ def profile(
         _check_processor(target)
     if picture is not None:
         check_chart(picture)
-        check_writable(picture)
         check_output(picture, [model, *input_files(inputs)])
     with step_display(quiet=as_json) as report:
         compiled = (

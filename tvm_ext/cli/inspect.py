@@ -81,7 +81,7 @@ def command(
             **given_options(options),
         )
     if output is not None:
-        write_atomically(output, render(found))
+        write_atomically(output, render(found), make_folders=True)
     if as_json:
         print_json(found.to_json())
         return

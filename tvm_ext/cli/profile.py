@@ -87,7 +87,7 @@ def command(
             **given_options(options),
         )
     if output is not None:
-        write_atomically(output, render(found))
+        write_atomically(output, render(found), make_folders=True)
     assert found.profile is not None
     if as_json:
         about = {"model": found.model, "target": found.target, "versions": found.versions}

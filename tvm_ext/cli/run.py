@@ -135,4 +135,4 @@ def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
                 np.lib.format.write_array(stream, array, allow_pickle=False)
-    write_atomically(path, buffer.getvalue())
+    write_atomically(path, buffer.getvalue(), make_folders=True)

@@ -147,7 +147,6 @@ def command(
     from tvm_ext.artifact.destination import check_destination
     from tvm_ext.backends.registry import backend_of
     from tvm_ext.bench.chart import check_chart
-    from tvm_ext.bench.record import check_writable
     from tvm_ext.compiler import compile
     from tvm_ext.frontend import import_model
     from tvm_ext.options import PipelineOptions
@@ -178,7 +177,6 @@ def command(
     renew_calibration(resolved, quiet=as_json)
     if chart is not None:
         check_chart(chart)
-        check_writable(chart)
         check_output(chart, [model])
     imported = import_model(model, input_shapes=input_shapes or None, dynamic=dynamic)
     samples = read_calibration(imported.inputs, calibration)

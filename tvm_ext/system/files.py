@@ -32,7 +32,7 @@ def check_output(path: str | os.PathLike[str], reads: Iterable[str | os.PathLike
     ------
     OutputError
         If ``path``, links followed, is or lies in one of ``reads``, is in the folder of an artifact, is a folder, or is
-        a pipe that nobody reads.
+        a pipe that nobody reads; or if its nearest folder that exists is none, or does not allow writing.
     """
     try:
         place = Path(os.path.realpath(path))
@@ -47,6 +47,13 @@ def check_output(path: str | os.PathLike[str], reads: Iterable[str | os.PathLike
         raise OutputError(f"cannot write {path}: {place.parent} is an artifact; choose another folder")
     if place.is_fifo():
         os.close(_open_pipe(place))
+    if place.exists() and not place.is_file():  # a device, which stays
+        return
+    folder = next(parent for parent in Path(path).absolute().parents if parent.exists())
+    if not folder.is_dir():
+        raise OutputError(f"cannot write {path}: {folder} is not a folder; choose another path")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(f"cannot write {path}: no permission to write in {folder}; choose another path")
 
 
 def _is_same(place: Path, other: str | os.PathLike[str]) -> bool:

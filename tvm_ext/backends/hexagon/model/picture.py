@@ -27,7 +27,7 @@ def draw_layers(layers: Sequence[Layer], path: str | Path) -> None:
     OutputError
         If the file cannot be written.
     """
-    with picture(path, (14, 4)) as figure:
+    with picture(path, (14, 4), make_folders=True) as figure:
         from matplotlib import colormaps
         from matplotlib.ticker import MaxNLocator
 

@@ -54,7 +54,7 @@ def draw_timeline(timeline: Timeline, path: str | Path) -> None:
     OutputError
         If the file cannot be written.
     """
-    with picture(path, (14, 3)) as figure:
+    with picture(path, (14, 3), make_folders=True) as figure:
         from matplotlib.patches import Patch
 
         axes = figure.add_subplot()
