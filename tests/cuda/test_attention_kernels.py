@@ -196,3 +196,41 @@ def test_parts_of_one_tensor_are_read_where_they_are(parts: Any, precision: str)
     emulated = EmulatedModel(mod, precision=precision)
     np.testing.assert_allclose(emulated(x)[0], run(mod, [x]), rtol=tolerance, atol=tolerance)
     assert emulated.faults == []
+
+
+def by_hand(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """Products of four axes, which PyTorch makes products of three for, and a step between the two."""
+    return ((q @ k.transpose(-1, -2) * 0.25 + bias).softmax(-1) @ v).transpose(1, 2)
+
+
+def by_einsum(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    import torch
+
+    q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+    weights = (torch.einsum("bqhd,bkhd->bhqk", q, k) * 0.25 + bias).softmax(-1)
+    return torch.einsum("bhqk,bkhd->bqhd", weights, v)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("attention", [by_hand, by_einsum])
+def test_attention_written_by_hand(attention: Any, batch: int) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts, self.bias = torch.nn.Linear(48, 144), torch.nn.Parameter(torch.randn(3, 33, 33))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = self.parts(x).view(batch, 33, 3, 3, 16).permute(2, 0, 3, 1, 4)
+            return attention(q, k, v, self.bias).reshape(batch, 33, 48)
+
+    x = torch.randn(batch, 33, 48)
+    model = Attention().eval()
+    emulated = EmulatedModel(torch.export.export(model, (x,)), precision="float16")
+    kernels = [rule for name, rule in emulated.rules.items() if not name.startswith("reshape")]
+    # The input becomes one of 16 bits, and the result one of 32.
+    assert sorted(kernels) == ["cuda.attention", "cuda.elementwise", "cuda.elementwise", "cuda.tensor_matmul"]
+    (found,) = emulated(x.numpy())
+    assert emulated.faults == []
+    np.testing.assert_allclose(found, model(x).detach().numpy(), atol=5e-3)

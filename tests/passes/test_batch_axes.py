@@ -41,6 +41,23 @@ def eager(bb: relax.BlockBuilder, q: relax.Expr, k: relax.Expr, v: relax.Expr, m
     return op.reshape(bb.emit(op.matmul(weights, heads(bb, v))), (2, 4, 17, 8))
 
 
+def letters(bb: relax.BlockBuilder, q: relax.Expr, k: relax.Expr, v: relax.Expr, mask: relax.Expr) -> relax.Expr:
+    """As ``einsum`` of PyTorch is taken apart: an axis of one element for each letter of the other operand."""
+
+    def merged(x: relax.Expr, order: list[int], shape: tuple[int, ...]) -> relax.Expr:
+        turned = bb.emit(op.permute_dims(bb.emit(op.expand_dims(bb.emit(op.reshape(x, (2, 17, 4, 8))), 4)), order))
+        return bb.emit(op.reshape(turned, shape))
+
+    left, right = merged(q, [0, 2, 1, 3, 4], (8, 17, 8)), merged(k, [0, 2, 3, 4, 1], (8, 8, 17))
+    scores = bb.emit(op.reshape(bb.emit(op.matmul(left, right)), (2, 4, 17, 1, 17)))
+    scores = bb.emit(op.reshape(bb.emit(op.permute_dims(scores, [0, 1, 2, 4, 3])), (2, 4, 17, 17)))
+    weights = bb.emit(op.nn.softmax(bb.emit(op.add(scores, mask)), -1))
+    weights = bb.emit(op.reshape(bb.emit(op.expand_dims(weights, 4)), (8, 17, 17)))
+    result = bb.emit(op.matmul(weights, merged(v, [0, 2, 1, 4, 3], (8, 17, 8))))
+    result = bb.emit(op.permute_dims(bb.emit(op.reshape(result, (2, 4, 17, 1, 8))), [0, 2, 1, 4, 3]))
+    return op.reshape(result, (2, 17, 32))
+
+
 def run(mod: tvm.IRModule, inputs: list[np.ndarray]) -> np.ndarray:
     machine = relax.VirtualMachine(tvm.compile(mod, tvm.target.Target("llvm")), tvm.cpu())
     return machine["main"](*map(tvm.runtime.tensor, inputs)).numpy()
@@ -65,6 +82,17 @@ def test_heads_of_an_attention(build: Any, mask: tuple[int, ...]) -> None:
     names = operators(after)
     assert names.count("relax.reshape") == (4 if build is attention else 3)  # of q, k, v and perhaps the result
     assert names.count("relax.permute_dims") == (4 if build is attention else 3)
+    same(before, after, shapes)
+
+
+def test_letters_of_one_side() -> None:
+    shapes = [(2, 17, 32)] * 3 + [(17, 17)]
+    before = graph(letters, [(shape, "float32") for shape in shapes])
+    after = batch_axes()(before)
+    names = operators(after)
+    assert names.count("relax.expand_dims") == 0
+    assert names.count("relax.permute_dims") == 4
+    assert names.count("relax.reshape") == 4
     same(before, after, shapes)
 
 

@@ -5,19 +5,21 @@ before: ``left, right = (reshape(permute_dims(x, [0, 2, 1, 3]), (b * h, rows, d)
 after:  ``left, right = permute_dims(q, [0, 2, 1, 3]), permute_dims(k, [0, 2, 3, 1])``
         ``y = softmax(matmul(left, right) * scale)``
 
-PyTorch's products of more than three axes are ``bmm`` of three, with such reshapes around them. A kernel of attention
-reads through a transpose, and not through a reshape between the two. Transposes and reshapes of others become one.
+PyTorch's products of more than three axes are ``bmm`` of three, with such reshapes around them, and ``einsum`` adds
+axes of one element. A kernel of attention reads through a transpose, and not through a reshape between the two.
+Transposes and reshapes of others become one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import mutator
 
-from tvm_ext.passes.bindings import permutation
+from tvm_ext.passes.bindings import calls, permutation
 from tvm_ext.passes.view_mutator import ViewMutator, view_pass
 from tvm_ext.relax_utils import open_shape, same_extents
 from tvm_ext.schedules.compute.attention import ELEMENTWISE
@@ -36,6 +38,33 @@ class _BatchAxes(ViewMutator):
     def __init__(self, mod: tvm.IRModule) -> None:
         super().__init__(mod)
         self._products: set[relax.Var] = set()  # with their axes, and what follows from them
+        self._apart_from: set[Any] = set()  # what was asked, and does not
+
+    def reshape(self, call: relax.Call) -> relax.Expr:
+        """Leave out what a transpose does to axes of one element, as ``einsum`` has for letters of one operand."""
+        made = super().reshape(call)
+        if not calls(made, "relax.reshape"):
+            return made
+        turned, shape = made.args
+        plain = self.source(turned, "relax.expand_dims")
+        if plain is not None:
+            return self.reshape(self.builder_.normalize(relax.op.reshape(plain, shape)))
+        axes, source = permutation(self.value(turned)), self.source(turned, "relax.permute_dims")
+        if axes is None or source is None or not _units(open_shape(source) or ()):
+            return made
+        order = [axis for axis in axes if axis not in _units(open_shape(source) or ())]
+        inner = self.source(source, "relax.expand_dims")
+        inner = self.source(source, "relax.reshape") if inner is None else inner
+        if inner is not None and _has_same_elements(inner, source):
+            places = {axis: place for place, axis in enumerate(_others(open_shape(source) or ()))}
+            order = [_others(open_shape(inner) or ())[places[axis]] for axis in order]
+            source = inner
+        if order != sorted(order):
+            order = [*_units(open_shape(source) or ()), *order]
+            source = self.builder_.emit(self.transpose(self.builder_.normalize(relax.op.permute_dims(source, order))))
+        if same_extents(open_shape(source) or (), open_shape(made) or ()):
+            return source
+        return super().reshape(self.builder_.normalize(relax.op.reshape(source, shape)))
 
     def other(self, call: relax.Call, name: str) -> relax.Expr:
         """Give a product its axes, and what is done with one that has them."""
@@ -49,12 +78,33 @@ class _BatchAxes(ViewMutator):
 
     def _product(self, call: relax.Call) -> relax.Expr:
         found = [self._apart(operand) for operand in call.args]
-        shapes = [open_shape(one) for one in found if one is not None]
-        if len(shapes) < 2 or not same_extents(shapes[0][:-2], shapes[1][:-2]):  # type: ignore[index]
+        leading = [open_shape(one)[:-2] for one in found if one is not None]  # type: ignore[index]
+        if not leading or not all(same_extents(leading[0], other) for other in leading):
             return call
-        if not any(one in self._products or permutation(self.value(one)) for one in found):
+        for place, operand in enumerate(call.args):
+            # A reshape of a reshape has become one, which may be of other axes.
+            if found[place] is None and calls(self.value(operand), "relax.reshape"):
+                shape = relax.ShapeExpr([*leading[0], *open_shape(operand)[-2:]])  # type: ignore[index]
+                apart = self.builder_.normalize(relax.op.reshape(operand, shape))
+                found[place] = self.builder_.emit(self.reshape(apart))
+        if any(one is None for one in found) or not any(
+            self._follows(one) or permutation(self.value(one)) for one in found
+        ):
             return call
         return self._merged(relax.op.matmul(*found, out_dtype=call.attrs.out_dtype), call)
+
+    def _follows(self, expr: Any) -> bool:
+        """Whether a tensor is a product that got its axes, or made of one step by step."""
+        if expr in self._products or expr in self._apart_from:
+            return expr in self._products
+        value = self.builder_.lookup_binding(expr) if isinstance(expr, relax.Var) else None
+        if isinstance(value, relax.Var):  # another name of it
+            return self._follows(value)
+        name = getattr(getattr(value, "op", None), "name", "")
+        steps = name == "relax.nn.softmax" or name in ELEMENTWISE
+        follows = steps and any(self._follows(argument) for argument in value.args)  # type: ignore[union-attr]
+        (self._products if follows else self._apart_from).add(expr)
+        return follows
 
     def _step(self, call: relax.Call, shape: tuple[Any, ...]) -> relax.Expr:
         """Do with a product that has its axes what is done with the merged one."""
@@ -96,3 +146,21 @@ class _BatchAxes(ViewMutator):
         if extents is None or not len(extents) > len(shape) == _MERGED:
             return None
         return source if same_extents(extents[-2:], shape[-2:]) else None
+
+
+def _units(shape: Sequence[Any]) -> list[int]:
+    """List the axes of one element."""
+    return [axis for axis, extent in enumerate(shape) if isinstance(extent, int) and extent == 1]
+
+
+def _others(shape: Sequence[Any]) -> list[int]:
+    units = _units(shape)
+    return [axis for axis in range(len(shape)) if axis not in units]
+
+
+def _has_same_elements(first: relax.Expr, second: relax.Expr) -> bool:
+    """Whether two tensors differ by axes of one element alone."""
+    one, other = open_shape(first), open_shape(second)
+    if one is None or other is None:
+        return False
+    return same_extents([one[axis] for axis in _others(one)], [other[axis] for axis in _others(other)])
