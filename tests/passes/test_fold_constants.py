@@ -6,6 +6,7 @@ import tvm
 from tvm import relax
 from tvm.script import tirx as T
 
+from tests.schedules.kernels import graph
 from tvm_ext.frontend.relax.value_checks import Requirement, checked
 from tvm_ext.passes.fold_by_kernel import kernel_value
 from tvm_ext.passes.fold_constants import ROWS, fold_constants
@@ -240,3 +241,16 @@ def test_equal_calls_are_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None
     result = fold_constants()(module(build))["main"].body.blocks[0].bindings[-1].value
     assert np.signbit(result.value.numpy()).tolist() == [False, True, False]
     assert evaluated == ["relax.atan"] * 2  # -0 is not 0
+
+
+@pytest.mark.parametrize("condition", [True, False])
+def test_a_condition_that_is_the_same_everywhere(condition: bool) -> None:
+    """What it chooses is there already, unless that would have to be broadcast."""
+    kept = relax.const(np.full((1, 3, 1), condition))
+
+    def build(bb: relax.BlockBuilder, x: relax.Var, y: relax.Var) -> relax.Expr:
+        chosen = bb.emit(relax.op.where(kept, x, bb.emit(relax.op.negative(x))))
+        return relax.op.where(kept, y, chosen) if condition else relax.op.where(kept, chosen, y)
+
+    after = fold_constants()(graph(build, [((2, 3, 5), "float32"), ((1, 3, 5), "float32")]))
+    assert after["main"].script().count("R.where") == 1

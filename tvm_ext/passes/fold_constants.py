@@ -230,6 +230,16 @@ class _Rewriter(PyExprMutator):
         value = self.known.get(op)
         return super().visit_dataflow_var_(op) if value is None else value
 
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        """Give what a known condition, the same everywhere, chooses of two tensors: a mask that masks nothing."""
+        call = super().visit_call_(call)
+        condition = constant(call.args[0]) if getattr(call.op, "name", "") == "relax.where" else None
+        if condition is None or not condition.size or condition.any() != condition.all():
+            return call
+        chosen, made = call.args[1 if condition.any() else 2], self.builder_.normalize(call)
+        same = static_shape(chosen) is not None and static_shape(chosen) == static_shape(made)
+        return chosen if same and chosen.ty.dtype == made.ty.dtype else made
+
     def _constant(self, value: relax.Expr) -> relax.Expr | None:
         if isinstance(value, tvm.ir.GenericConst):
             return value

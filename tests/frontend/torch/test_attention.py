@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import tvm_ext
 from scripts.cuda.kernels import kernels_of, target_of
+from tests.cuda.whole_model import EmulatedModel
 from tvm_ext.backends.cuda.emulator.emulate import Emulator
 from tvm_ext.frontend import import_model
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
@@ -153,3 +154,41 @@ def test_a_view_behind_attention(is_open: bool) -> None:
         given = torch.randn(2, length, 192)
         (found,) = compiled.run({"x": given.numpy()}).values()
         np.testing.assert_allclose(found, ViewedResult()(given).numpy(), rtol=1e-5, atol=1e-5)
+
+
+MASKS = {
+    "of truth values": torch.rand(1, 2, 33, 65, generator=torch.Generator().manual_seed(0)) > 0.3,
+    "of keys": torch.arange(65)[None, None, None] < torch.tensor(17),
+    "to be added": torch.randn(2, 33, 65, generator=torch.Generator().manual_seed(0)),
+    "of nothing": torch.zeros(1, 1, 33, 65, dtype=torch.bool),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_given_masks_are_part_of_the_kernel(name: str) -> None:
+    mask = MASKS[name].clone()
+    if name == "of truth values":
+        mask[:, :, 7] = False  # a row of which everything is masked is zeros
+    inputs = [*operands([(1, 2, 33, 16), (1, 2, 65, 16), (1, 2, 65, 16)]), mask]
+    model = EmulatedModel(torch.export.export(Attention(), tuple(inputs)))
+    kernels = [rule for name, rule in model.rules.items() if not name.startswith("reshape")]
+    assert kernels.count("cuda.attention") == 1
+    assert not any("matmul" in rule for rule in kernels)
+    (result,) = model(*(tensor.numpy() for tensor in inputs))
+    np.testing.assert_allclose(result, Attention()(*inputs).numpy(), rtol=1e-4, atol=1e-5)
+    assert model.faults == []
+    run(Attention(), inputs)
+
+
+def test_a_bias_of_the_model_masks_nothing() -> None:
+    class Biased(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = torch.nn.Parameter(MASKS["to be added"])
+
+        def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            return functional.scaled_dot_product_attention(query, key, value, self.bias)
+
+    inputs = operands([(1, 2, 33, 16), (1, 2, 65, 16), (1, 2, 65, 16)])
+    kernels = kernels_of("a", import_model(torch.export.export(Biased(), tuple(inputs))).mod, target_of("sm_90"))
+    assert [str(kernel.scheduled.attrs[RULE_ATTRIBUTE]) for kernel in kernels] == ["cuda.attention"]

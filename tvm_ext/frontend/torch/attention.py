@@ -3,8 +3,9 @@
 before: ``F.scaled_dot_product_attention(q, k, v, is_causal=True)``
 after:  ``softmax(where(later, -inf, bmm(q, k.T) * scale)) @ v``, heads and batches one axis
 
-PyTorch's own decomposition multiplies both operands by the root of the scale, and replaces rows of which everything is
-masked, which is needed for masks that are given. A row of a causal mask keeps its first key.
+PyTorch's own decomposition multiplies both operands by the root of the scale, and replaces weights of rows of which
+everything is masked, found by their scores. Here the mask tells which rows these are, and their results are replaced.
+A row of a causal mask keeps its first key.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 
 def decomposition(others: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the decomposition; ``others`` is asked where there is a mask, dropout, or shared heads."""
+    """Make the decomposition; ``others`` is asked where there is dropout, or heads are shared."""
 
     def attention(
         query: torch.Tensor,
@@ -34,25 +35,52 @@ def decomposition(others: Callable[..., Any]) -> Callable[..., Any]:
     ) -> torch.Tensor:
         operands = (query, key, value)
         empty = any(type(extent) is int and not extent for operand in operands for extent in operand.shape)
-        other = attn_mask is not None or dropout_p or empty or query.dim() < 3 or type(query.shape[-1]) is not int
+        both = attn_mask is not None and is_causal
+        other = both or dropout_p or empty or query.dim() < 3 or type(query.shape[-1]) is not int
         if other or not _same_leading(operands):
             return others(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )  # fmt: skip
         rows, columns = query.shape[-2], key.shape[-2]
-        left, right, weighted = (operand.reshape(-1, *operand.shape[-2:]) for operand in operands)
         factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        if attn_mask is not None:
+            return _masked(query, key, value, attn_mask, factor)
+        left, right, weighted = (operand.reshape(-1, *operand.shape[-2:]) for operand in operands)
         scores = torch.bmm(left, right.transpose(1, 2)) * factor
         if is_causal:
             later = torch.ones(rows, columns, dtype=torch.bool, device=query.device).triu(1)
             scores = scores.masked_fill(later, -math.inf)
         result = torch.bmm(torch.softmax(scores, -1), weighted)
         result = result.reshape(*query.shape[:-1], value.shape[-1])
-        if _has_heads_inside(query) and query.shape[-1] == value.shape[-1]:
+        if _heads_stay_inside(query, value):
             result = result.transpose(1, 2).contiguous().transpose(1, 2)
         return result
 
     return attention
+
+
+def _masked(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, factor: float
+) -> torch.Tensor:
+    """Take attention with a mask apart: of truth values, or to be added. Rows without a key are zeros."""
+    scores = torch.matmul(query, key.transpose(-1, -2)) * factor
+    if mask.dtype == torch.bool:
+        keys = mask
+        scores = torch.where(mask, scores, -math.inf)
+    else:
+        keys = mask != -math.inf
+        scores = scores + mask
+    kept = keys.any(-1, keepdim=True)
+    kept = kept.reshape(*[1] * (query.dim() - kept.dim()), *kept.shape)
+    result = torch.matmul(torch.softmax(scores, -1), value)
+    if not _heads_stay_inside(query, value):
+        return torch.where(kept, result, 0.0)
+    # In the order that the result is wanted in, so that the transpose stands behind the product.
+    return torch.where(kept.transpose(1, 2), result.transpose(1, 2), 0.0).contiguous().transpose(1, 2)
+
+
+def _heads_stay_inside(query: torch.Tensor, value: torch.Tensor) -> bool:
+    return _has_heads_inside(query) and query.shape[-1] == value.shape[-1]
 
 
 def _has_heads_inside(query: torch.Tensor) -> bool:
