@@ -67,7 +67,7 @@ def vectorize_and_divide(schedule: Schedule, block: SBlockRV, machine: Machine) 
         copies, vector = schedule.split(vector, [None, period])
         outer.append(copies)
     elif flat == 1 and len(outer) > 1 and _computes_addresses(axes) and not _reads_in_order(schedule, block):
-        lanes = _lanes_alike(schedule, block, vector, lanes)
+        lanes = _lanes_alike(schedule, block, vector, _lanes_in_row(schedule, vector, lanes))
         columns, vector = _split_evenly(schedule, vector, lanes)
         inside = outer.pop(_axis_of_same_places(schedule, block))
         outer.append(columns)
@@ -149,6 +149,12 @@ def _axis_of_same_places(schedule: Schedule, block: SBlockRV) -> int:
         return last
     free = (axis for axis in range(last, -1, -1) if not used[axis] and _number(body.iter_vars[axis].dom.extent) != 1)
     return next(free, last)
+
+
+def _lanes_in_row(schedule: Schedule, loop: LoopRV, lanes: int) -> int:
+    """Choose no more lanes than a short row fills, as that of a block of 16 channels, which are bytes."""
+    extent = schedule.get(loop).extent
+    return min(lanes, max(2, 1 << (int(extent) - 1).bit_length())) if isinstance(extent, IntImm) else lanes
 
 
 def _lanes_alike(schedule: Schedule, block: SBlockRV, loop: LoopRV, lanes: int) -> int:

@@ -32,7 +32,7 @@ def operators(model: onnx.ModelProto) -> Counter[str]:
     found: Counter[str] = Counter()
 
     def visit(node: relax.Expr) -> None:
-        if isinstance(node, relax.Call) and hasattr(node.op, "name"):
+        if isinstance(node, relax.Call) and hasattr(node.op, "name") and isinstance(node.ty, relax.TensorType):
             found[f"{node.op.name.removeprefix('relax.')}:{node.ty.dtype}"] += 1
 
     relax.analysis.post_order_visit(mod["main"], visit)

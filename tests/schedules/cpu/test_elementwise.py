@@ -206,3 +206,34 @@ def test_what_is_the_same_in_all_lanes_is_added_to_each_address(target: str) -> 
     first = np.where((place >= 0) & (place < 16), source[:, :, np.clip(place, 0, 15)], -1.0)
     second = source[:, np.clip(place, 0, 6), np.arange(33) % 16]
     np.testing.assert_array_equal(result.numpy(), (first + second[:, None]).astype(np.float32))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("channels", [36, 12, 7])
+def test_vectors_of_bytes_are_no_longer_than_a_block(channels: int, target: str) -> None:
+    """Two tensors in blocks of 16 channels are joined where a block of both is parts of two of the second."""
+    blocks = -(-channels // 16)
+    arrays = [values(blocks, 9, 16, seed=seed).view("uint8")[..., :16].copy() for seed in range(2)]
+    first, second = (te.placeholder((blocks, 9, 16), "uint8", name) for name in ("first", "second"))
+
+    def joined(block: Any, pixel: Any, lane: Any) -> Any:
+        number = block * 16 + lane
+        sides = [source[at // 16, pixel, at % 16] for source, at in ((first, number), (second, number - channels))]
+        return tirx.if_then_else(
+            number < 2 * channels, tirx.if_then_else(number >= channels, sides[1], sides[0]), tirx.const(0, "uint8")
+        )
+
+    shape = (-(-2 * channels // 16), 9, 16)
+    schedule = Elementwise().apply(
+        te.create_prim_func([first, second, te.compute(shape, joined, name="joined")]), TARGETS[target]
+    )
+    assert schedule is not None
+    assert int(schedule.get(schedule.get_loops(schedule.get_sblock("joined"))[-1]).extent) == 16
+    with TARGETS[target]:
+        lowered = vector_code()(tvm.IRModule({"main": schedule.mod["main"].with_attr("global_symbol", "main")}))
+    result = tvm.runtime.tensor(np.zeros(shape, np.uint8))
+    tvm.compile(lowered, TARGETS[target])["main"](*map(tvm.runtime.tensor, arrays), result)
+    flat = [array.transpose(1, 0, 2).reshape(9, -1)[:, :channels] for array in arrays]
+    expected = np.zeros((9, 16 * shape[0]), np.uint8)
+    expected[:, : 2 * channels] = np.concatenate(flat, 1)
+    np.testing.assert_array_equal(result.numpy(), expected.reshape(9, shape[0], 16).transpose(1, 0, 2))

@@ -6,10 +6,10 @@ after:  ``quantize(float(conv2d_int32(pad(x, zx), w) + c) * (sx * sw / sy), 1, z
 
 The sum is exact in int32, which :mod:`tvm_ext.quantized.sums` decides; its product with the scale is rounded to float32
 and then to the nearest integer (ties to even), as onnxruntime does for QLinearConv. Products of matrices become 1x1
-convolutions; averages over all rows and columns are taken likewise; maxima, concatenations and reshapes of quantised
-tensors move their integers. Other operators stay in float32 as the model means them, but each dequantizes for itself,
-so that only integers go through memory. Activations of type int8 are kept as uint8, raised by 128. A zero point that is
-found at run time is left out of the product, which then has the sums of the weights too much, times the zero point.
+convolutions; averages over all rows and columns are taken likewise; what only moves elements, as a concatenation, moves
+the integers. Other operators stay in float32 as the model means them, but each dequantizes for itself, so that only
+integers go through memory. Activations of type int8 are kept as uint8, raised by 128. A zero point that is found at run
+time is left out of the product, which then has the sums of the weights too much, times the zero point.
 """
 
 from __future__ import annotations

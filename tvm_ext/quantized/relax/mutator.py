@@ -40,6 +40,8 @@ class IntegerMutator(PyExprMutator):
         The same and others, by the variable of their float values.
     sums : dict
         Float tensors that are a scaled int32 tensor.
+    parts : dict
+        Quantised tensors that a quantised tensor is split into, by the variable of the tuple.
     joined : dict
         Concatenations of quantised tensors of different steps, and their axis.
     centred, moved, totals, rounded : dict
@@ -59,6 +61,7 @@ class IntegerMutator(PyExprMutator):
         self.integers: dict[relax.Var, Quantized] = {}
         self.quantized: dict[relax.Var, Quantized] = {}
         self.sums: dict[relax.Var, IntegerSum] = {}
+        self.parts: dict[relax.Var, list[Quantized]] = {}
         self.joined: dict[relax.Var, tuple[list[Quantized], int]] = {}
         self.centred: dict[relax.Var, Quantized] = {}
         self.moved: dict[relax.Var, tuple[Quantized, relax.Var]] = {}
@@ -99,6 +102,10 @@ class IntegerMutator(PyExprMutator):
 
     def _rewrite(self, binding: relax.VarBinding) -> None:
         var, value = binding.var, binding.value
+        if isinstance(value, relax.TupleGetItem) and isinstance(var, relax.DataflowVar):
+            if value.tuple_value in self.parts:
+                self.quantized[var] = self.parts[value.tuple_value][value.index]
+                return
         if isinstance(value, relax.Call):
             name = getattr(value.op, "name", "")
             # What leaves the block is known by another variable, whose value it then gets.

@@ -13,6 +13,7 @@ import numpy as np
 from tvm import relax
 
 from tvm_ext.quantized.relax.convolutions import convolve, has_integer_kernel
+from tvm_ext.quantized.relax.moves import MOVES
 from tvm_ext.quantized.relax.mutator import SIGNED_OFFSET, IntegerMutator, Rule
 from tvm_ext.quantized.relax.values import ACTIVATION_TYPES, IntegerSum, Quantized, QuantizedConstant
 from tvm_ext.quantized.sums import MOST
@@ -210,49 +211,6 @@ def _takes_all(call: relax.Call, shape: tuple[int, ...]) -> bool:
     return True
 
 
-def _moved(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
-    """Let an operator that only selects or moves elements work on the integers."""
-    data = call.args[0]
-    if rewriter.constant_values(data) is not None:
-        return _moved_constant(rewriter, var, call)
-    for known in (rewriter.quantized, rewriter.integers):
-        value = known.get(data)
-        if value is not None:
-            moved = rewriter.emit(relax.Call(call.op, [value.data, *call.args[1:]], call.attrs))
-            known[var] = replace(value, data=moved)
-            return True
-    return False
-
-
-def _moved_constant(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
-    known, shape = rewriter.constants.get(call.args[0]), static_shape(call)
-    if call.op.name == "relax.permute_dims" and known is not None:
-        axes = [int(axis) for axis in call.attrs.axes or range(known.values.ndim)[::-1]]
-        rewriter.constants[var] = known.permuted(axes)
-    elif call.op.name in ("relax.reshape", "relax.expand_dims", "relax.squeeze") and shape is not None:
-        values = rewriter.constant_values(call.args[0])
-        assert values is not None
-        rewriter.arrays[var] = values.reshape(shape)
-    return False
-
-
-def _concat(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
-    items = call.args[0]
-    if not isinstance(items, relax.Tuple) or call.attrs.axis is None:
-        return False
-    parts = [rewriter.quantized.get(item) if isinstance(item, relax.Var) else None for item in items.fields]
-    known = [part for part in parts if part is not None]
-    if len(known) != len(parts):
-        return False
-    axis = int(call.attrs.axis)
-    if all(part.same_steps(known[0]) for part in known):
-        joined = rewriter.emit(relax.op.concat([part.data for part in known], axis=axis))
-        rewriter.quantized[var] = Quantized(joined, known[0].scale, known[0].zero_point)
-        return True
-    rewriter.joined[var] = known, axis
-    return False
-
-
 OTHER_AXES_RULES: dict[str, Rule] = dict.fromkeys(("relax.nn.conv1d", "relax.nn.conv3d"), _convolution)
 """Rules for targets that have integer kernels of ``(N, C, W)``; volumes are convolved as images."""
 
@@ -267,12 +225,5 @@ RULES: dict[str, Rule] = {
     "relax.mean": _average,
     "relax.nn.adaptive_avg_pool2d": _average,
     "relax.nn.avg_pool2d": _average,
-    "relax.concat": _concat,
-    **dict.fromkeys(
-        (
-            "relax.nn.max_pool2d", "relax.reshape", "relax.flatten", "relax.permute_dims", "relax.squeeze",
-            "relax.expand_dims", "relax.strided_slice",
-        ),
-        _moved,
-    ),
-}  # fmt: skip
+    **MOVES,
+}
