@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,9 @@ def test_compile_and_run(commands: Commands, model: Path, tmp_path: Path) -> Non
     output = tmp_path / "y.npz"
     result = commands("vta", "run", model, "--input", model.parent / "x.npy", "--calibrate", samples, "-o", output)
     assert (result.code, result.stderr) == (0, "")
-    assert "same answer as in floats" in result.stdout
+    share = re.search(r"same answer as in floats: ([0-9.]+)%", result.stdout)
+    assert share is not None
+    assert float(share[1]) > 50  # of the rows of a picture, hardly all of which agree
     assert "of roofline" in commands("vta", "profile", model).stdout
     assert f"{(3 * 24 - 2) ** 2 + 24 * 24} steps of the matrix unit" in result.stdout
     np.testing.assert_array_equal(np.load(output)["y"], found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from tvm_ext.compiler import compile
 from tvm_ext.database.files import VTA_SCHEDULES
 from tvm_ext.errors import InputError, OptionError, TuningError, VTADeviceError
 from tvm_ext.registration import VTA_BOARDS
+from tvm_ext.schedules.vta.conv2d import ORDERS, ConvKnobs
 from tvm_ext.tuners.recipes import recipe
 from tvm_ext.tuning import tune
 
@@ -93,7 +95,13 @@ def test_tuned_models_take_fewer_cycles(tmp_path: Path) -> None:
 
 def test_damaged_files_of_tuned_schedules_are_refused(tmp_path: Path) -> None:
     assert read_tuned(tmp_path) == {}
-    for text in ("{", '{"format": 1, "layers": {"a": {"order": "x", "knobs": {}}}}', '{"format": 1, "layers": []}'):
+    layer = {"order": next(iter(ORDERS)), "knobs": vars(ConvKnobs()), "cycles": 1, "trials": 1}
+    broken = [layer | {"cycles": True}, layer | {"trials": 0}, layer | {"order": "x"}, layer | {"knobs": {}}]
+    for text in (
+        "{",
+        '{"format": 1, "layers": []}',
+        *(json.dumps({"format": 1, "layers": {"a": row}}) for row in broken),
+    ):
         (tmp_path / VTA_SCHEDULES).write_text(text)
         with pytest.raises(TuningError, match=rf"{VTA_SCHEDULES} is damaged .*; remove it and tune again"):
             read_tuned(tmp_path)

@@ -82,7 +82,7 @@ def _layer(row: Mapping[str, object]) -> TunedLayer:
     if not isinstance(knobs, dict) or set(knobs) != known or order not in ORDERS:
         raise ValueError(f"no schedule has knobs {knobs} and order {order}")
     numbers = [*knobs.values(), row["cycles"], row["trials"]]
-    if not all(isinstance(number, int) and number > 0 for number in numbers):
+    if not all(type(number) is int and number > 0 for number in numbers):  # a bool is an int, too
         raise ValueError(f"knobs, cycles and trials are positive; found {numbers}")
     return TunedLayer(str(order), ConvKnobs(**knobs), int(numbers[-2]), int(numbers[-1]))
 

@@ -46,8 +46,8 @@ class AccuracyReport:
     outputs : tuple of TensorAccuracy
         Of the model.
     same_largest : float, optional
-        Share of the inputs for which the largest value of the first output is at the same place: the agreement of
-        a classifier's answers.
+        Share of the rows of the first output, along its last axis, whose largest value is at the same place: the
+        agreement of a classifier's answers.
     """
 
     layers: tuple[TensorAccuracy, ...]

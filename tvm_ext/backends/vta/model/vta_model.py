@@ -131,8 +131,7 @@ class VTAModel:
             for at, name in enumerate(names)
         )
         answers = [[_largest(result[0]) for result in results] for results in (expected, found)]
-        same = [np.array_equal(*pair) for pair in zip(*answers, strict=True)]
-        return AccuracyReport(layers, rows, sum(same) / len(same))
+        return AccuracyReport(layers, rows, float(np.mean(np.equal(*answers))))
 
 
 def _largest(array: NDArray) -> NDArray:
