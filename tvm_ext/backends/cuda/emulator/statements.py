@@ -234,7 +234,7 @@ class Statements(Expressions):
         name = operation(e)
         if name == "tvm_storage_sync":
             return self._barrier(str(e.args[0].value))
-        if name == "cuda.func_call":
+        if name == "cuda.func_call" and str(e.args[0].value) in self._intrinsics:
             name = str(e.args[0].value)
         if name in self._intrinsics:
             return self._intrinsics[name](self, e)
