@@ -256,7 +256,9 @@ def test_command_line(commands: Commands, tmp_path: Path) -> None:
     commands("hexagon", "profile", tmp_path / "model.onnx", "--target", "native").error(6, "is not a Hexagon processor")
     profile = commands("hexagon", "profile", folder, "--target", "hexagon-v68")
     profile.error(6, "is compiled already; leave the option out, or give the model's file")
-    commands("run", tmp_path, "--emulate").error(3, "holds no model for Hexagon")
+    commands("hexagon", "profile", folder, "--input-shape", "x:1").error(2, "--input-shape: ", "is compiled already")
+    commands("run", tmp_path, "--emulate").error(3, "is not an artifact (it has no metadata.json)")
+    commands("run", tmp_path / "gone", "--emulate").error(3, "gone is not a folder")
 
 
 @needs_emulator

@@ -29,7 +29,7 @@ from tvm_ext.artifact.metadata import (
     REMEDY,
     check_file,
     file_record,
-    read_metadata,
+    read_artifact,
     tensor_specs,
     warn_of_other_versions,
 )
@@ -360,10 +360,7 @@ def load(folder: str | os.PathLike[str]) -> CompiledModel:
 def load_library(folder: Path) -> tuple[Any, dict[str, Any]]:
     """Check an artifact, and load its code; gives the module and the metadata. Errors as :func:`load`."""
     path = folder / METADATA
-    if not os.path.isfile(path):
-        what = "is not an artifact (it has no metadata.json)" if os.path.isdir(folder) else "is not a folder"
-        raise ModelError(f"{folder} {what}; `tvm-ext compile MODEL -o FOLDER` makes an artifact")
-    metadata = read_metadata(path)
+    metadata = read_artifact(folder)
     if metadata.get("run_with"):
         for name, record in metadata["files"].items():
             check_file(folder / name, record)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,10 +16,11 @@ import tvm
 from tvm_ext.conditions import names_of
 from tvm_ext.errors import ModelError, TvmExtWarning, first_line, warn
 from tvm_ext.inputs import numpy_dtype
-from tvm_ext.system.files import require_regular
+from tvm_ext.system.files import ARTIFACT, require_regular
 from tvm_ext.tensor_spec import TensorSpec
 from tvm_ext.version import __version__
 
+LIBRARY, METADATA = ARTIFACT
 FORMAT = 1
 REMEDY = "compile the model again"
 
@@ -28,6 +30,15 @@ RUNTIME = ("apache-tvm", "apache-tvm-ffi")
 CACHE_LINE, ELEMENT = "cache line", "element"
 """The field ``alignment``: where the data of arguments may begin, as the kernels were compiled; at a multiple of 64
 bytes where the field is missing."""
+
+
+def read_artifact(folder: Path) -> dict[str, Any]:
+    """Read and check the metadata of an artifact, errors as :func:`read_metadata`; what is no artifact is refused."""
+    path = folder / METADATA
+    if not os.path.isfile(path):
+        what = f"is not an artifact (it has no {METADATA})" if os.path.isdir(folder) else "is not a folder"
+        raise ModelError(f"{folder} {what}; `tvm-ext compile MODEL -o FOLDER` makes an artifact")
+    return read_metadata(path)
 
 
 def read_metadata(path: Path) -> dict[str, Any]:

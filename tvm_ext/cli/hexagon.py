@@ -85,13 +85,17 @@ def profile(
     from tvm_ext.backends.hexagon.model.profile import by_kernel, by_node, totals
     from tvm_ext.bench.chart import check_chart
     from tvm_ext.compiler import compile
-    from tvm_ext.errors import TargetError
+    from tvm_ext.errors import OptionError, TargetError
     from tvm_ext.inputs import input_files, random_inputs, read_inputs
     from tvm_ext.system.files import check_output
 
     if target is not None and model.is_dir():
         raise TargetError(
             f"--target {target}: {model} is compiled already; leave the option out, or give the model's file"
+        )
+    if input_shapes and model.is_dir():
+        raise OptionError(
+            f"--input-shape: {model} is compiled already, for the shapes that it has; leave the option out"
         )
     target = target or "hexagon-v67"
     if not model.is_dir():

@@ -18,7 +18,7 @@ import numpy as np
 
 from tvm_ext.artifact.compiled_model import LIBRARY, METADATA, CompiledModel
 from tvm_ext.artifact.destination import as_path
-from tvm_ext.artifact.metadata import REMEDY, check_file, file_record, read_metadata
+from tvm_ext.artifact.metadata import REMEDY, check_file, file_record, read_artifact
 from tvm_ext.backends.hexagon.code import Program
 from tvm_ext.backends.hexagon.emulator import Counts
 from tvm_ext.backends.hexagon.model.program import ModelProgram, Plan
@@ -140,7 +140,7 @@ def load_hexagon(folder: str | os.PathLike[str]) -> HexagonModel:
     """
     folder = as_path(folder, ModelError)
     path = folder / METADATA
-    metadata = read_metadata(path) if path.is_file() else {}
+    metadata = read_artifact(folder)
     if "hexagon" not in metadata.get("decisions", {}):
         raise ModelError(
             f"{folder} holds no model for Hexagon; `tvm-ext compile MODEL --target hexagon-v67 -o FOLDER` makes one"
