@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -157,6 +158,18 @@ def test_nothing_that_can_be_read(tmp_path: Path) -> None:
         with pytest.raises(TuningError, match=rf"no line of {RECORDS} is one of MetaSchedule's; use another folder"):
             opened(tmp_path)
     assert (tmp_path / RECORDS).read_text() == "no record\n"
+
+
+def test_a_full_disk_when_a_run_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    with (
+        pytest.raises(OutputError, match=r"cannot write the database in .*: No space left on device; free some space"),
+        announced(tmp_path),
+    ):
+        pass
 
 
 def test_a_writer_that_holds_the_lock_is_named(tmp_path: Path) -> None:

@@ -77,9 +77,19 @@ def announced(folder: Path) -> Iterator[str | None]:
     """Say to later runs on a folder that there is this one; gives the run that is there already, or None.
 
     Runs on one folder are allowed: what one finds, the others keep. But they disturb one another's times.
+
+    Raises
+    ------
+    OutputError
+        If the folder cannot be written.
     """
-    with (folder / RUN_LOCK).open("a+", encoding="utf-8") as file:
-        yield None if _taken(file) else _holder(file)
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context((folder / RUN_LOCK).open("a+", encoding="utf-8"))
+            beside = None if _taken(file) else _holder(file)
+        except OSError as error:
+            raise unwritable(folder, error) from None
+        yield beside
 
 
 def _taken(file: Any) -> bool:
@@ -87,10 +97,9 @@ def _taken(file: Any) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    file.seek(0)
-    file.truncate()
-    file.write(f"process {os.getpid()} on {socket.gethostname()}")
-    file.flush()
+    # Past the buffer of the file, which would be written once more, and fail again, when it is closed.
+    os.ftruncate(file.fileno(), 0)
+    os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
     return True
 
 
