@@ -36,6 +36,7 @@ from tvm_ext.layout.relax.quantized import LEGALIZATIONS
 from tvm_ext.memory.relax.image_segments import image_segments
 from tvm_ext.memory.relax.open_segments import open_segments
 from tvm_ext.options import Fuse, PipelineOptions
+from tvm_ext.passes.batch_axes import batch_axes
 from tvm_ext.passes.bounded_indices import bounded_indices
 from tvm_ext.passes.centred_variance import NORMALIZATION_LEGALIZATIONS
 from tvm_ext.passes.defined_integers import defined_integers
@@ -94,7 +95,7 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
             independent_images(FLOAT_LEGALIZATIONS | INDEXING_LEGALIZATIONS),
         ],
         [integer_arithmetic(all_axes=True), few_bit_weights()],
-        [*common.rewritten(options), *arithmetic, *common.flushed(options)],
+        [batch_axes(), *common.rewritten(options), *arithmetic, *common.flushed(options)],
     )
 
 
