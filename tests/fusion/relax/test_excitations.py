@@ -111,3 +111,32 @@ def test_a_pixel_that_is_no_number_makes_every_channel_none() -> None:
 
 def test_it_can_be_left_out() -> None:
     assert "cpu.excitation" not in rules(block(32, 8, (8, 8))[0], inverted_residuals=False)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_two_averages_whose_products_are_added(order: int) -> None:
+    """As where a concatenation of two images is taken apart: what follows the sum is in one kernel only."""
+    rng = np.random.default_rng(0)
+    shapes = [(24, 8, 1, 1), (24, 8, 1, 1), (16, 24, 1, 1), (16, 24, 1, 1), (48, 16, 1, 1)]
+    weights = [rng.standard_normal(shape).astype("float32") / np.sqrt(shape[1]) for shape in shapes]
+    x = relax.Var("x", relax.TensorType((1, 8, 12, 12), "float32"))
+    builder = relax.BlockBuilder()
+    emit = builder.emit
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            images = [emit(op.nn.relu(emit(op.nn.conv2d(x, relax.const(weight))))) for weight in weights[:2]]
+            means = [emit(op.mean(image, [2, 3], keepdims=True)) for image in images]
+            sums = [
+                emit(op.nn.conv2d(mean, relax.const(weight))) for mean, weight in zip(means, weights[2:4], strict=True)
+            ]
+            h = emit(op.nn.relu(emit(op.add(*sums[::order]))))
+            gate = emit(op.sigmoid(emit(op.nn.conv2d(h, relax.const(weights[4])))))
+            output = builder.emit_output(relax.Tuple([gate, *images]))
+        builder.emit_func_output(output)
+    data = rng.standard_normal((1, 8, 12, 12)).astype("float32")
+    found, *_ = tvm_ext.compile(builder.get(), TARGET).run([data]).values()
+    convolve, double = torch.nn.functional.conv2d, [torch.from_numpy(weight).double() for weight in weights]
+    kept = [torch.relu(convolve(torch.from_numpy(data).double(), weight)) for weight in double[:2]]
+    parts = [convolve(y.mean((2, 3), keepdim=True), weight) for y, weight in zip(kept, double[2:4], strict=True)]
+    expected = torch.sigmoid(convolve(torch.relu(parts[0] + parts[1]), double[4])).numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

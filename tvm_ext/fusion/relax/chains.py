@@ -103,18 +103,20 @@ def _merged(func: Any, merger: _Merger, first: set[str], later: set[str], longes
     uses.update(relax.analysis.free_vars(func.body.body))
     readers = {variable: binding for binding in calls for variable in variables_of(binding)}
     found: dict[Any, tuple[list[Any], Any]] = {}
+    taken: set[Any] = set()  # a sum of two averages follows both, and is in one chain
     for binding in calls:
         chain = [binding]
         while kernel_name(binding) in first and len(chain) < longest:
             made = chain[-1].var
             reader = readers.get(made) if uses[made] == 1 and isinstance(made, relax.DataflowVar) else None
-            if reader is None or kernel_name(reader) not in later:
+            if reader is None or kernel_name(reader) not in later or reader.var in taken:
                 break
             chain.append(reader)
         while len(chain) > 1:
             kernel = merger.kernel(chain)
             if kernel is not None:
                 found[chain[-1].var] = chain, kernel
+                taken.update(item.var for item in chain)
                 break
             chain.pop()
     if not found:
