@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from tvm_ext.backends.vta.analysis.linter import lint
 from tvm_ext.backends.vta.board.board import Board
 from tvm_ext.backends.vta.board.offloaded import BoardRunner, open_runner
 from tvm_ext.backends.vta.board.simulated import simulated_device
+from tvm_ext.backends.vta.codegen.geometry import Conv2d
 from tvm_ext.backends.vta.codegen.tuned import read_tuned
 from tvm_ext.backends.vta.config import config_of_target, load_config
 from tvm_ext.backends.vta.model.offload import offload, prepare
@@ -96,11 +98,17 @@ def test_tuned_models_take_fewer_cycles(tmp_path: Path) -> None:
 def test_damaged_files_of_tuned_schedules_are_refused(tmp_path: Path) -> None:
     assert read_tuned(tmp_path) == {}
     layer = {"order": next(iter(ORDERS)), "knobs": vars(ConvKnobs()), "cycles": 1, "trials": 1}
+    knobs = [vars(ConvKnobs()) | changed for changed in ({"tile_ci": 9}, {"oc_nthread": 99999}, {"h_nthread": 9})]
     broken = [layer | {"cycles": True}, layer | {"trials": 0}, layer | {"order": "x"}, layer | {"knobs": {}}]
+    broken += [layer | {"knobs": changed} for changed in knobs]
+    key = json.dumps({"geometry": asdict(Conv2d(1, 2, 4, 8, 8, 3, padding=1))})
+    (tmp_path / VTA_SCHEDULES).write_text(json.dumps({"format": 1, "layers": {key: layer}}))
+    assert list(read_tuned(tmp_path)) == [key]
     for text in (
         "{",
         '{"format": 1, "layers": []}',
-        *(json.dumps({"format": 1, "layers": {"a": row}}) for row in broken),
+        *(json.dumps({"format": 1, "layers": {key: row}}) for row in broken),
+        json.dumps({"format": 1, "layers": {json.dumps({"geometry": {"batches": 0}}): layer}}),
     ):
         (tmp_path / VTA_SCHEDULES).write_text(text)
         with pytest.raises(TuningError, match=rf"{VTA_SCHEDULES} is damaged .*; remove it and tune again"):

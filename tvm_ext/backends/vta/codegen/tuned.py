@@ -12,7 +12,7 @@ from tvm_ext.backends.vta.codegen.geometry import Conv2d
 from tvm_ext.backends.vta.config import VTAConfig
 from tvm_ext.backends.vta.timing.costs import CycleCosts
 from tvm_ext.database.files import VTA_SCHEDULES
-from tvm_ext.errors import TuningError
+from tvm_ext.errors import TuningError, VTAProgramError
 from tvm_ext.schedules.vta.conv2d import ORDERS, ConvKnobs
 from tvm_ext.system.files import write_atomically
 
@@ -67,16 +67,16 @@ def read_tuned(folder: Path) -> dict[str, TunedLayer]:
             raise TuningError(
                 f"{path} has format {document['format']}; this version reads {FORMAT}: remove it and tune again"
             )
-        return {key: _layer(row) for key, row in document["layers"].items()}
+        return {key: _layer(row, Conv2d(**json.loads(key)["geometry"])) for key, row in document["layers"].items()}
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise TuningError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, VTAProgramError) as error:
         raise TuningError(f"{path} is damaged ({error}); remove it and tune again") from None
 
 
-def _layer(row: Mapping[str, object]) -> TunedLayer:
+def _layer(row: Mapping[str, object], conv: Conv2d) -> TunedLayer:
     known = {field.name for field in fields(ConvKnobs)}
     knobs, order = row["knobs"], row["order"]
     if not isinstance(knobs, dict) or set(knobs) != known or order not in ORDERS:
@@ -84,6 +84,10 @@ def _layer(row: Mapping[str, object]) -> TunedLayer:
     numbers = [*knobs.values(), row["cycles"], row["trials"]]
     if not all(type(number) is int and number > 0 for number in numbers):  # a bool is an int, too
         raise ValueError(f"knobs, cycles and trials are positive; found {numbers}")
+    largest = max(conv.batches, conv.in_blocks, conv.out_blocks, conv.out_height, conv.out_width)
+    # Larger ones would be lowered for minutes, and cut off at the end of the axis.
+    if max(knobs.values()) > largest:
+        raise ValueError(f"knobs {knobs} are beyond a layer of {largest} at most")
     return TunedLayer(str(order), ConvKnobs(**knobs), int(numbers[-2]), int(numbers[-1]))
 
 
