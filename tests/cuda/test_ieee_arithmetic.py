@@ -87,16 +87,6 @@ def test_groups_of_equal_numbers_have_no_variance_below_zero(dtype: str, value: 
     np.testing.assert_allclose(done.arrays[-1], 0, atol=0.1)
 
 
-@pytest.mark.parametrize("reduction", ["update", "add"])
-def test_scattered_rows_stay_in_their_tensor(reduction: str) -> None:
-    """An index beyond the end writes nothing, where it wrote into the memory of others."""
-    x, updates = np.zeros((7, 17), "float32"), np.ones((4, 17), "float32")
-    places = np.array([[3], [7], [-9], [100000]], "int64")
-    got = run(lambda _, a, i, u: op.scatter_nd(a, i, u, reduction), x, places, updates, result=x)
-    assert np.count_nonzero(got) == 17
-    assert (got[3] == 1).all()
-
-
 def test_sampling_by_a_grid_is_printed() -> None:
     """Bicubic taps are kernels of their own: TVM's single expression has a hundred thousand nodes."""
     module = graph(

@@ -195,3 +195,15 @@ def test_no_other_use_of_what_others_change() -> None:
 
     done = Emulator(plain, SM_90)([np.ones(32, "float32"), np.zeros(1, "float32")])
     assert any("atomic operations" in str(fault) for fault in done.report.faults)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_rows_beyond_the_end_are_left_out(reduction: str) -> None:
+    """TVM's kernel wrote into the memory of others."""
+    x, updates = np.zeros((7, 17), "float32"), np.ones((4, 17), "float32")
+    places = np.array([[3], [7], [-9], [100000]], "int64")
+    operands = [(array.shape, str(array.dtype)) for array in (x, places, updates)]
+    found = run(graph(lambda _, *of: R.scatter_nd(*of, reduction), operands), x, places, updates)
+    right = np.zeros_like(x)
+    right[3] = joined(reduction, right[3], updates[0])
+    np.testing.assert_array_equal(found, right)
