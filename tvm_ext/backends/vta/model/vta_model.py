@@ -130,8 +130,8 @@ class VTAModel:
             )
             for at, name in enumerate(names)
         )
-        answers = [[_largest(result[0]) for result in results] for results in (expected, found)]
-        return AccuracyReport(layers, rows, float(np.mean(np.equal(*answers))))
+        right, given = (np.concatenate([_largest(result[0]) for result in results]) for results in (expected, found))
+        return AccuracyReport(layers, rows, float(np.mean(right == given)))
 
 
 def _largest(array: NDArray) -> NDArray:
