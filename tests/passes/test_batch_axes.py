@@ -130,3 +130,16 @@ def test_open_batches() -> None:
     after = batch_axes()(before)
     assert "relax.reshape" not in operators(after)
     same(before, after, [(3, 5, 4, 8)] * 2)
+
+
+def test_long_chains_before_a_product() -> None:
+    """What a product follows is looked for through thousands of steps."""
+
+    def chain(bb: relax.BlockBuilder, x: relax.Expr, y: relax.Expr) -> relax.Expr:
+        for _ in range(1500):
+            x = bb.emit(op.add(x, R.const(1.0)))
+        left = bb.emit(op.reshape(x, (8, 17, 8)))
+        return op.matmul(left, bb.emit(op.permute_dims(heads(bb, y), [0, 2, 1])))
+
+    mod = graph(chain, [((2, 4, 17, 8), "float32"), ((2, 17, 32), "float32")])
+    assert batch_axes()(mod)["main"] is not None

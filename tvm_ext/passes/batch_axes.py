@@ -94,17 +94,28 @@ class _BatchAxes(ViewMutator):
         return self._merged(relax.op.matmul(*found, out_dtype=call.attrs.out_dtype), call)
 
     def _follows(self, expr: Any) -> bool:
-        """Whether a tensor is a product that got its axes, or made of one step by step."""
-        if expr in self._products or expr in self._apart_from:
-            return expr in self._products
+        """Whether a tensor is a product that got its axes, or made of one step by step, of which there may be many."""
+        waiting = [expr]
+        while waiting:
+            before = [] if self._is_known(waiting[-1]) else self._made_of(waiting[-1])
+            unknown = [one for one in before if not self._is_known(one)]
+            waiting.extend(unknown)
+            if not unknown:
+                last = waiting.pop()
+                if not self._is_known(last):
+                    (self._products if any(one in self._products for one in before) else self._apart_from).add(last)
+        return expr in self._products
+
+    def _is_known(self, expr: Any) -> bool:
+        return expr in self._products or expr in self._apart_from
+
+    def _made_of(self, expr: Any) -> list[Any]:
+        """List what a tensor is another name of, or is computed of element by element."""
         value = self.builder_.lookup_binding(expr) if isinstance(expr, relax.Var) else None
-        if isinstance(value, relax.Var):  # another name of it
-            return self._follows(value)
+        if isinstance(value, relax.Var):
+            return [value]
         name = getattr(getattr(value, "op", None), "name", "")
-        steps = name == "relax.nn.softmax" or name in ELEMENTWISE
-        follows = steps and any(self._follows(argument) for argument in value.args)  # type: ignore[union-attr]
-        (self._products if follows else self._apart_from).add(expr)
-        return follows
+        return list(value.args) if name == "relax.nn.softmax" or name in ELEMENTWISE else []  # type: ignore[union-attr]
 
     def _step(self, call: relax.Call, shape: tuple[Any, ...]) -> relax.Expr:
         """Do with a product that has its axes what is done with the merged one."""
