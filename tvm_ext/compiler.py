@@ -172,8 +172,9 @@ def check_emit(emit: str, target: tvm.target.Target, options: PipelineOptions | 
     backend = backend_of(target)
     known = [LIBRARY, *backend.emits]
     if emit not in known:
-        name = backend.name if target.kind.name == "llvm" else target.kind.name
-        raise OptionError(f"option emit: {emit!r} cannot be made for target {name}; candidates are {', '.join(known)}")
+        raise OptionError(
+            f"option emit: {emit!r} cannot be made for target {backend.name}; candidates are {', '.join(known)}"
+        )
     if emit != LIBRARY and options is not None and options.precision != "float32":
         raise OptionError(
             f"option precision: C sources compute in float32, not in {options.precision}; leave the option out, or "
