@@ -63,10 +63,11 @@ def _concat(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
 
 def _resized(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
     """Take the nearest pixels."""
-    nearest = (
-        call.attrs.method == "nearest_neighbor" and call.attrs.coordinate_transformation_mode != "tf_crop_and_resize"
-    )
-    return nearest and not str(call.attrs.out_dtype or "") and _moved(rewriter, var, call)
+    attributes = call.attrs
+    # Beyond the picture, `tf_crop_and_resize` has a float of its own.
+    if attributes.method != "nearest_neighbor" or attributes.coordinate_transformation_mode == "tf_crop_and_resize":
+        return False
+    return str(call.ty.dtype) == str(call.args[0].ty.dtype) and _moved(rewriter, var, call)
 
 
 def _padded(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
