@@ -9,6 +9,8 @@ The same holds for the quickest test of a file, up to twice as many seconds. Of 
 stays fits into ``--minutes`` of ``--processes`` processes; a case counts four times as long where the values of its
 parameters are all in other cases that stay.
 
+Tests of the house (layers, sizes, ledger) stay whatever they take: they look at every change.
+
 With ``--add`` tests are added to the list, for a log of ``make test`` alone: what is long stays long.
 """
 
@@ -21,6 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 LONG_TESTS = Path(__file__).parents[1] / "tests" / "long_tests.txt"
+HOUSE = frozenset(f"tests/{name}.py" for name in ("bench/test_results", "test_layers", "test_reach", "test_sizes"))
 GROUP = re.compile(r"@[\w-]+$")  # which pytest-xdist appends to the names of tests that share a process
 REDUNDANT = 4  # times its seconds that a case counts which tests no value that others do not
 DURATION = re.compile(r"^(\d+\.\d+)s (?:call|setup|teardown) +(\S.*?)\s*$")
@@ -59,6 +62,8 @@ def long_tests(seconds: dict[str, float], budget: float, least: float) -> list[s
     left_out = []
     worth = {name: seconds[name] * (1 if name in needed else REDUNDANT) for name in seconds.keys() - kept}
     for name in sorted(worth, key=lambda name: (-worth[name], name)):
+        if name.partition("::")[0] in HOUSE:
+            continue
         if total <= budget:
             break
         left_out.append(name)

@@ -48,6 +48,11 @@ def test_nothing_leaves_where_all_fit():
     assert long_tests(durations(LOG), budget=100, least=4) == []
 
 
+def test_those_that_look_at_the_house_stay():
+    seconds = {"tests/test_layers.py::test_imports": 90.0, "tests/test_layers.py::test_names": 50.0, "tests/a.py::t": 9.0}
+    assert long_tests(seconds, budget=0, least=4) == ["tests/a.py::t"]
+
+
 def test_cases_whose_values_are_in_others_leave_first():
     seconds = {f"t[{kind}-{size}]": float(size) + (kind == "b") for kind in "ab" for size in (1, 7, 33)} | {"alone": 50}
     assert covering([*seconds][:6], seconds) == {"t[a-1]", "t[a-7]", "t[a-33]", "t[b-1]"}

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import tvm
 import tvm_ffi
 from onnx import TensorProto, helper, numpy_helper
 from tvm import tirx
@@ -194,3 +195,12 @@ def test_vector_loops_are_divided_into_powers_of_two(extent: int, parts: list[in
     assert sorted(int(loop.extent) for loop in loops) == sorted(parts)
     vectors = [int(loop.extent) for loop in loops if loop.kind == tirx.ForKind.VECTORIZED]
     assert all(lanes & (lanes - 1) == 0 and lanes <= 16 for lanes in vectors)
+
+
+def test_a_number_that_is_no_array_is_no_vector() -> None:
+    @T.prim_func(s_tir=True)
+    def kernel(x: T.Buffer((), "float32"), y: T.Buffer((), "float32")):
+        y[()] = x[()] * T.float32(2)
+
+    assert isinstance(kernel, tirx.PrimFunc)
+    tvm.ir.assert_structural_equal(divide_vectors(kernel.body, 512), kernel.body)

@@ -54,6 +54,8 @@ def instruction(helpers: Helpers, name: str, result: CType, operands: Sequence[C
         return made(_dot(found[1] == "b", int(found[2]), result))
     if name in _PAIRS:
         return made(_pairs(_PAIRS[name], result))
+    if name in _BYTE_PAIRS:
+        return made(_byte_pairs(_BYTE_PAIRS[name], result))
     if name == "llvm.x86.avx512.permvar.sf.512":
         lanes = ", ".join(f"a[b[{lane}] & 15]" for lane in range(16))
         return made(
@@ -130,15 +132,35 @@ _PAIRS = {
     "llvm.x86.avx2.pmadd.wd": ("__AVX2__", "_mm256_madd_epi16", "__m256i"),
     "llvm.x86.avx512.pmaddw.d.512": ("__AVX512BW__", "_mm512_madd_epi16", "__m512i"),
 }
+_BYTE_PAIRS = {
+    "llvm.x86.ssse3.pmadd.ub.sw.128": ("__SSSE3__", "_mm_maddubs_epi16", "__m128i"),
+    "llvm.x86.avx2.pmadd.ub.sw": ("__AVX2__", "_mm256_maddubs_epi16", "__m256i"),
+    "llvm.x86.avx512.pmaddubs.w.512": ("__AVX512BW__", "_mm512_maddubs_epi16", "__m512i"),
+}
 
 
 def _pairs(row: tuple[str, str, str], result: CType) -> str:
+    """Sums of two products of 16-bit integers that lie side by side."""
     macro, intrinsic, vector = row
     count = 2 * result.lanes
     plain = (
         f"  int16_t x[{count}], y[{count}];\n  {result.name} total = {{0}};\n  memcpy(x, &a, sizeof x);\n"
         "  memcpy(y, &b, sizeof y);\n"
         f"  for (int i = 0; i < {count}; ++i) total[i / 2] += (int32_t)x[i] * (int32_t)y[i];\n  return total;\n"
+    )
+    call = f"  return ({result.name}){intrinsic}(({vector})a, ({vector})b);\n"
+    return f"#if defined({macro})\n{call}#else\n{plain}#endif\n"
+
+
+def _byte_pairs(row: tuple[str, str, str], result: CType) -> str:
+    """Sums of two products of unsigned with signed bytes that lie side by side, as near as 16 bits come to them."""
+    macro, intrinsic, vector = row
+    plain = (
+        f"  uint8_t x[{2 * result.lanes}];\n  int8_t y[{2 * result.lanes}];\n  {result.name} total;\n"
+        "  memcpy(x, &a, sizeof x);\n  memcpy(y, &b, sizeof y);\n"
+        f"  for (int i = 0; i < {result.lanes}; ++i) {{\n"
+        "    int32_t sum = (int32_t)x[2 * i] * y[2 * i] + (int32_t)x[2 * i + 1] * y[2 * i + 1];\n"
+        "    total[i] = (int16_t)(sum > 32767 ? 32767 : sum < -32768 ? -32768 : sum);\n  }\n  return total;\n"
     )
     call = f"  return ({result.name}){intrinsic}(({vector})a, ({vector})b);\n"
     return f"#if defined({macro})\n{call}#else\n{plain}#endif\n"

@@ -54,9 +54,10 @@ def divide_vectors(body: tirx.Stmt, vector_bits: int) -> tirx.Stmt:
 def _divided_store(store: Any, mutator: Any) -> Any:
     """Store lanes of other vectors, such as the 24 of three rows of pixels, in parts."""
     store = mutator.default_mutate(store)
-    shuffle, index = store.value, store.indices[0]
-    if not isinstance(shuffle, prim.Shuffle) or not isinstance(index, prim.Ramp) or len(store.indices) > 1:
+    shuffle, indices = store.value, list(store.indices)
+    if not isinstance(shuffle, prim.Shuffle) or len(indices) != 1 or not isinstance(indices[0], prim.Ramp):
         return store
+    index = indices[0]
     lanes = len(shuffle.indices)
     part = lanes & -lanes  # the largest power of two that divides it
     if part in (1, lanes) or not isinstance(index.stride, tirx.IntImm):
