@@ -1,6 +1,7 @@
-"""Random models that somebody else draws: NNSmith's graphs, compiled with drawn options and compared with onnxruntime.
+"""Random models, compiled with drawn options and compared with onnxruntime.
 
-`draw` makes the graph, `emit` writes it as ONNX, `values` fills it, `options` says how to compile it; `trial` compiles
-and runs it and `judge` compares; `workers` run trials in processes with a time limit; `reduce` makes failures small and
-`store` keeps them. Nothing but `draw` and `emit` needs NNSmith.
+Two kinds are drawn. `draw` makes graphs of any operators, by NNSmith, and `emit` writes them as ONNX; `networks` makes
+networks of `image_blocks` and `token_blocks`, which `layers` writes, in the `forms` in which files come. `values` fills
+inputs, `options` says how to compile; `trial` compiles and runs and `judge` compares; `workers` run trials in processes
+with a time limit; `reduce` makes failures small and `store` keeps them. Nothing but `draw` and `emit` needs NNSmith.
 """

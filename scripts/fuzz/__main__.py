@@ -1,6 +1,8 @@
 """Random models for a while: ``python -m scripts.fuzz --seconds 600``.
 
-What is wrong, crashes, hangs or is refused is kept in a folder; ``--reduce`` makes such a file small.
+Graphs of any operators are drawn by NNSmith, networks (``--kind networks``) of the blocks that trained ones are made
+of, in floats or quantised. What is wrong, crashes, hangs or is refused is kept in a folder; ``--reduce`` makes such a
+file small.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600, help="how long new models are tried")
     parser.add_argument("--first", type=int, help="first seed; by default a new one each time, or behind the last row")
     parser.add_argument("--rows", type=Path, help="file of counts to go on from (JSON lines); a new one by default")
+    parser.add_argument("--kind", choices=("graphs", "networks"), default="graphs", help="what is drawn")
     parser.add_argument("--failures", type=Path, default=Path("fuzz_failures"), help="folder of models that fail")
     parser.add_argument("--again", type=Path, nargs="+", metavar="FILE", help="try kept models again instead")
     parser.add_argument("--reduce", type=Path, nargs="+", metavar="FILE", help="reduce kept models instead")
@@ -37,7 +40,9 @@ def main() -> int:
     rows = arguments.rows or arguments.failures / f"rows_{int(time.time())}.jsonl"
     first = int(time.time()) % (SEEDS // 1000) * 1000 if arguments.first is arguments.rows is None else arguments.first
     try:
-        made = campaign.run(rows, seconds=arguments.seconds, first=first or 0, failures=arguments.failures)
+        made = campaign.run(
+            rows, seconds=arguments.seconds, first=first or 0, failures=arguments.failures, kind=arguments.kind
+        )
     except campaign.NothingTried as error:
         print(error, file=sys.stderr)
         return 1

@@ -33,7 +33,13 @@ class NothingTried(Exception):
 
 
 def run(
-    rows: Path, *, seconds: float | None, batches: int | None = None, first: int = 0, failures: Path
+    rows: Path,
+    *,
+    seconds: float | None,
+    batches: int | None = None,
+    first: int = 0,
+    failures: Path,
+    kind: str = "graphs",
 ) -> list[dict[str, Any]]:
     """Try batches of seeds until the time is over, each written to ``rows`` when it is done, and give the new rows.
 
@@ -49,6 +55,8 @@ def run(
         Where an empty file begins.
     failures : Path
         Folder that receives the models that are wrong, crash, hang or are refused.
+    kind : str
+        What is drawn, one of ``seeds.DRAWS``.
 
     Raises
     ------
@@ -59,7 +67,7 @@ def run(
     made: list[dict[str, Any]] = []
     while (end is None or time.monotonic() < end) and (batches is None or len(made) < batches):
         start = max([first, *(row["seeds"][1] for row in read(rows))])
-        row = run_batch(start, start + BATCH, end, failures)
+        row = run_batch(start, start + BATCH, end, failures, kind)
         if row["seeds"][0] == row["seeds"][1]:
             break
         rows.parent.mkdir(parents=True, exist_ok=True)
@@ -75,14 +83,14 @@ def run(
     return made
 
 
-def run_batch(start: int, stop: int, end: float | None, failures: Path) -> dict[str, Any]:
+def run_batch(start: int, stop: int, end: float | None, failures: Path, kind: str = "graphs") -> dict[str, Any]:
     """Try the seeds from ``start`` up to ``stop``, or until ``end`` of the monotonic clock, and count."""
     counts: Counter[str] = Counter()
     verdicts: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     notable: list[dict[str, Any]] = []
     began, used, reached = time.monotonic(), 0.0, start
-    pools = {threads: Pool(threads) for threads in (1, 2)}
+    pools = {threads: Pool(threads, kind=kind) for threads in (1, 2)}
     try:
         for seed in range(start, stop):
             if end is not None and time.monotonic() > end:
@@ -107,6 +115,7 @@ def run_batch(start: int, stop: int, end: float | None, failures: Path) -> dict[
         for pool in pools.values():
             pool.close()
     return {
+        "kind": kind,
         "seeds": [start, reached],
         "commit": commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

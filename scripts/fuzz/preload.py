@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 
-import onnxruntime  # noqa: F401
+import onnxruntime.quantization  # noqa: F401
 
 import scripts.fuzz.seeds
 import tvm_ext.compiler  # noqa: F401

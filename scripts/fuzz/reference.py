@@ -84,6 +84,24 @@ def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], *, optimised: b
         raise Unusable(" ".join(str(error).split())[:200]) from None
 
 
+def concrete(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+    """Give a model whose open sizes are those of the inputs."""
+    found: dict[str, int] = {}
+    for item in model.graph.input:
+        for dim, extent in zip(item.type.tensor_type.shape.dim, feeds[item.name].shape, strict=True):
+            if dim.dim_param:
+                found[dim.dim_param] = extent
+    if not found:
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for item in (*copy.graph.input, *copy.graph.output):
+        for dim in item.type.tensor_type.shape.dim:
+            if dim.dim_param in found:
+                dim.dim_value = found[dim.dim_param]
+    return copy
+
+
 def variants(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], seed: int = 0) -> Iterator[list[np.ndarray]]:
     """Give answers that are as right as the reference's: other roundings, optimised, denormals taken for zero."""
     yield run(model, feeds, optimised=True)
@@ -246,7 +264,8 @@ def with_roundings(model: onnx.ModelProto, rng: np.random.Generator, side: int |
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         if node.op_type in SUMS:
-            for index, name in enumerate(node.input):
+            moving = node.input[:1] if node.op_type == "Resize" else node.input  # its scales say how large it is
+            for index, name in enumerate(moving):
                 if name and types.get(name, (np.dtype("int64"), None))[0] in FACTOR:
                     copy.input[index] = f"terms{len(constants)}"
                     # A coordinate is rounded, so the weight of a neighbour is wrong by that many roundings.

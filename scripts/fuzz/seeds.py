@@ -1,19 +1,24 @@
-"""From a seed to a trial: a graph, values, and options, all drawn from it."""
+"""From a seed to a trial: a graph or a network, values, and options, all drawn from it."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
 
+from scripts.fuzz import networks
 from scripts.fuzz.options import Options, draw_options
 from scripts.fuzz.trial import Outcome, Stage, try_model
 from scripts.fuzz.values import draw_inputs
 
 SEEDS = 2**32 - 10**6
 """Seeds are smaller than this: NNSmith takes 32 bits, and a campaign goes on behind its first."""
+
+MOST_EMBEDDED = 100
+"""Nodes of a network for all of whose kernels instructions are searched for; that takes a second a kernel."""
 
 STOCK_SHARE = 0.04
 """Of the models that stock TVM is asked about whatever the answer."""
@@ -34,23 +39,43 @@ def threads_of(seed: int) -> int:
     return 2 if seed % 5 == 0 else 1
 
 
-def draw(seed: int) -> Drawn:
-    """Draw a trial.
+def draw_graph(seed: int) -> Drawn:
+    """Draw a trial of a graph of any operators.
 
     Raises
     ------
     Exception
         Whatever NNSmith raises, or KeyError, where the seed has no model.
     """
-    from scripts.fuzz.draw import draw_graph  # it needs NNSmith
+    from scripts.fuzz import draw  # it needs NNSmith
     from scripts.fuzz.emit import to_onnx
 
-    graph = draw_graph(seed)
+    graph = draw.draw_graph(seed)
     rng = np.random.default_rng(seed)
     model = to_onnx(graph, rng)
     feeds = draw_inputs(model, rng, special=bool(rng.random() < 0.25))
     options = draw_options(rng, threads_of(seed))
     return Drawn(model.SerializeToString(), feeds, options, bool(rng.random() < STOCK_SHARE))
+
+
+def draw_network(seed: int) -> Drawn:
+    """Draw a trial of a network of the usual blocks.
+
+    Raises
+    ------
+    Exception
+        Whatever onnxruntime's quantiser raises for a network that it cannot quantise.
+    """
+    rng = np.random.default_rng((seed, 1))
+    model, feeds = networks.draw_network(rng)
+    options = draw_options(rng, threads_of(seed))
+    if options.embed == "all" and len(model.graph.node) > MOST_EMBEDDED:
+        options = dataclasses.replace(options, embed="uncovered")
+    return Drawn(model.SerializeToString(), feeds, options, bool(rng.random() < STOCK_SHARE))
+
+
+DRAWS: dict[str, Callable[[int], Drawn]] = {"graphs": draw_graph, "networks": draw_network}
+"""What a campaign may draw."""
 
 
 def try_drawn(trial: Drawn, stage: Stage = lambda name: None) -> Outcome:
@@ -60,13 +85,16 @@ def try_drawn(trial: Drawn, stage: Stage = lambda name: None) -> Outcome:
 
 
 def try_seed(
-    seed: int, stage: Stage = lambda name: None, show: Callable[[Drawn], None] = lambda trial: None
+    seed: int,
+    kind: str = "graphs",
+    stage: Stage = lambda name: None,
+    show: Callable[[Drawn], None] = lambda trial: None,
 ) -> Outcome:
-    """Draw a seed's model and try it; ``show`` is given what was drawn before it is tried."""
+    """Draw a seed's model of a kind and try it; ``show`` is given what was drawn before it is tried."""
     stage("draw")
     try:
-        trial = draw(seed)
-    except Exception as error:  # NNSmith asserts where its search leads nowhere
+        trial = DRAWS[kind](seed)
+    except Exception as error:  # NNSmith asserts where its search leads nowhere, and a quantiser refuses networks
         return Outcome("skipped", f"draw: {type(error).__name__}: {' '.join(str(error).split())[:100]}")
     show(trial)
     return try_drawn(trial, stage)

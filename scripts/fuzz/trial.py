@@ -19,6 +19,9 @@ from scripts.fuzz.judge import Verdict, judge
 from scripts.fuzz.options import Options
 from tvm_ext.errors import CompileError, TvmExtError
 
+MOST_OPEN = 8
+"""Largest extent of a dimension that stays open."""
+
 Stage = Callable[[str], None]
 
 
@@ -57,13 +60,14 @@ def try_model(
     """Compile, run and compare; ``stage`` is told what begins, ``stock`` asks stock TVM also where all is well."""
     start = time.process_time()
     stage("reference")
+    given, model = model, reference.concrete(model, feeds)
     try:
         expected = reference.run(model, feeds)
     except reference.Unusable as error:
         return Outcome("skipped", f"reference: {error}")
     stage("compile")
     try:
-        compiled = tvm_ext.compile(model, options.target(), input_shapes=_empty(feeds), **options.pipeline())
+        compiled = tvm_ext.compile(given, options.target(), **_extents(given, feeds, options), **options.pipeline())
         stage("run")
         found = list(compiled.run(feeds).values())
     except CompileError as error:
@@ -91,9 +95,16 @@ def try_model(
     return Outcome(kind, detail, counts, time.process_time() - start)
 
 
-def _empty(feeds: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
-    """List the shapes of empty inputs: in a file, 0 is what exporters write for a size that is open."""
-    return {name: array.shape for name, array in feeds.items() if 0 in array.shape}
+def _extents(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], options: Options) -> dict[str, Any]:
+    """Say which sizes stay open, and which are those of the inputs.
+
+    C sources have none that are open. In a file, 0 is what exporters write for such a size: empty inputs are named.
+    """
+    dims = [dim for item in model.graph.input for dim in item.type.tensor_type.shape.dim]
+    names = {dim.dim_param for dim in dims if dim.dim_param}
+    if names and options.emit == "module":
+        return {"dynamic": {name: (1, MOST_OPEN) for name in names}}
+    return {"input_shapes": {name: array.shape for name, array in feeds.items() if names or 0 in array.shape}}
 
 
 def _allowed(
@@ -112,7 +123,7 @@ def _allowed(
         return verdicts
     try:
         settings = options.pipeline() | {"rewrite": "off"}
-        plain = tvm_ext.compile(model, options.target(), input_shapes=_empty(feeds), **settings)
+        plain = tvm_ext.compile(model, options.target(), **_extents(model, feeds, options), **settings)
         again = judge(model, feeds, expected, list(plain.run(feeds).values()))
     except (TvmExtError, reference.Unusable):
         return verdicts

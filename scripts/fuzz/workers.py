@@ -25,7 +25,7 @@ MEMORY = 12 << 30
 
 
 class Worker:
-    """A process that tries seeds, or models, one after the other.
+    """A process that tries seeds of one kind, or models, one after the other.
 
     Attributes
     ----------
@@ -35,11 +35,11 @@ class Worker:
         What the latest trial was about, as soon as that is known.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, kind: str) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["scripts.fuzz.preload"])
         self._near, far = context.Pipe()
-        self._process = context.Process(target=_serve, args=(far, threads), daemon=True)
+        self._process = context.Process(target=_serve, args=(far, threads, kind), daemon=True)
         self._process.start()
         far.close()
         self.done = 0
@@ -91,8 +91,8 @@ class Pool:
     stays a crash, and says so; a trial that ends in twice the time was slow, not hanging.
     """
 
-    def __init__(self, threads: int, limit: float = LIMIT) -> None:
-        self._threads, self._limit = threads, limit
+    def __init__(self, threads: int, limit: float = LIMIT, *, kind: str = "graphs") -> None:
+        self._threads, self._limit, self._kind = threads, limit, kind
         self._worker: Worker | None = None
         self.drawn: Drawn | None = None
 
@@ -101,7 +101,7 @@ class Pool:
         if self._worker is not None and self._worker.done >= LIFETIME:
             self.close()
         if self._worker is None:
-            self._worker = Worker(self._threads)
+            self._worker = Worker(self._threads, self._kind)
         outcome = self._worker.run(trial, self._limit)
         self.drawn = self._worker.drawn
         if outcome.kind in ("crash", "hang"):
@@ -112,7 +112,7 @@ class Pool:
     def _again(self, first: Outcome) -> Outcome:
         if self.drawn is None:  # drawing a model failed, which says nothing about compiling it
             return Outcome("skipped", f"draw: {first.detail}")
-        worker = Worker(self._threads)
+        worker = Worker(self._threads, self._kind)
         try:
             second = worker.run(self.drawn, 2 * self._limit)
         finally:
@@ -137,7 +137,7 @@ def _died(code: int | None) -> str:
     return f"ended with exit code {code}"
 
 
-def _serve(pipe: Connection, threads: int) -> None:
+def _serve(pipe: Connection, threads: int, kind: str) -> None:
     os.environ["TVM_NUM_THREADS"] = str(threads)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -158,5 +158,5 @@ def _serve(pipe: Connection, threads: int) -> None:
         if isinstance(trial, Drawn):
             outcome = try_drawn(trial, stage)
         else:
-            outcome = try_seed(trial, stage, lambda drawn: pipe.send(("drawn", drawn)))
+            outcome = try_seed(trial, kind, stage, lambda drawn: pipe.send(("drawn", drawn)))
         pipe.send(("outcome", outcome))

@@ -26,7 +26,7 @@ from tests.zoo import get
 class FakePool:
     """Finds every seventh seed wrong."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, *, kind: str) -> None:
         self.drawn = Drawn(
             get("tiny_mlp").onnx_model().SerializeToString(), {"x": np.zeros((4, 32), "float32")}, Options()
         )

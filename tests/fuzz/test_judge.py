@@ -61,6 +61,27 @@ def test_a_missing_term_is_wrong_also_where_terms_cancel() -> None:
     assert right.shape == again.shape
 
 
+STEPS = model_of(
+    "(float[64,64] x, float[64,8] w) => (float[64,8] z)",
+    "a = Mul(x, third) b = Mul(a, three) q = QuantizeLinear(b, step, zero) c = DequantizeLinear(q, step, zero)"
+    "d = MatMul(c, w) r = QuantizeLinear(d, step, zero) z = DequantizeLinear(r, step, zero)",
+    "<float[1] third = {0.33333334}, float[1] three = {3.0}, float step = {0.0625}, uint8 zero = {128}>",
+)
+
+
+def test_quantised_sums_in_the_middle_of_two_steps_move_what_is_behind_them() -> None:
+    feeds = {"x": normal(64, 64), "w": normal(64, 8) / 8}
+    feeds["x"][:, ::3] = np.round(feeds["x"][:, ::3] * 16) / 16 + 0.03125
+    (right,) = reference.run(STEPS, feeds)
+    (again,) = reference.run(STEPS, feeds | {"x": feeds["x"] * np.float32(1 + 2.0**-20)})
+    assert (again != right).any()
+    assert kinds(STEPS, feeds, [again]) == ["rounding"]
+    far = right.copy()
+    far[3, 2] += 4.0
+    for wrong in (far, right + np.float32(0.5), right * np.nan):
+        assert kinds(STEPS, feeds, [wrong]) == ["wrong"]
+
+
 def test_a_floor_may_fall_to_either_side_of_a_tie_only() -> None:
     x = np.arange(64, dtype="float32") - 20
     x[::2] += 0.5
