@@ -49,7 +49,11 @@ def test_nothing_leaves_where_all_fit():
 
 
 def test_those_that_look_at_the_house_stay():
-    seconds = {"tests/test_layers.py::test_imports": 90.0, "tests/test_layers.py::test_names": 50.0, "tests/a.py::t": 9.0}
+    seconds = {
+        "tests/test_layers.py::test_imports": 90.0,
+        "tests/test_layers.py::test_names": 50.0,
+        "tests/a.py::t": 9.0,
+    }
     assert long_tests(seconds, budget=0, least=4) == ["tests/a.py::t"]
 
 
