@@ -140,7 +140,7 @@ _BYTE_PAIRS = {
 
 
 def _pairs(row: tuple[str, str, str], result: CType) -> str:
-    """Sums of two products of 16-bit integers that lie side by side."""
+    """Add up two products of 16-bit integers that lie side by side."""
     macro, intrinsic, vector = row
     count = 2 * result.lanes
     plain = (
@@ -153,7 +153,7 @@ def _pairs(row: tuple[str, str, str], result: CType) -> str:
 
 
 def _byte_pairs(row: tuple[str, str, str], result: CType) -> str:
-    """Sums of two products of unsigned with signed bytes that lie side by side, as near as 16 bits come to them."""
+    """Add up two products of unsigned with signed bytes that lie side by side, as near as 16 bits come to them."""
     macro, intrinsic, vector = row
     plain = (
         f"  uint8_t x[{2 * result.lanes}];\n  int8_t y[{2 * result.lanes}];\n  {result.name} total;\n"
