@@ -233,7 +233,7 @@ def test_branches_are_refused() -> None:
 
 
 @needs_emulator
-def test_command_line(commands: Commands, tmp_path: Path) -> None:
+def test_command_line(commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = small()
     onnx.save(model, tmp_path / "model.onnx")
     np.save(tmp_path / "x.npy", inputs["x"])
@@ -254,6 +254,11 @@ def test_command_line(commands: Commands, tmp_path: Path) -> None:
     assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
     commands("hexagon", "profile", folder, "--picture", tmp_path / "p.txt").error(2, "must end in .png or .svg")
     commands("hexagon", "profile", tmp_path / "model.onnx", "--target", "native").error(6, "is not a Hexagon processor")
+    np.save(tmp_path / "wrong.npy", inputs["x"][..., :1])
+    with monkeypatch.context() as patched:  # before the model is compiled
+        patched.setattr("tvm_ext.compiler.compile", lambda *_, **__: pytest.fail("compiled"))
+        result = commands("hexagon", "profile", tmp_path / "model.onnx", "--input", tmp_path / "wrong.npy")
+        result.error(5, "input x: ")
     profile = commands("hexagon", "profile", folder, "--target", "hexagon-v68")
     profile.error(6, "is compiled already; leave the option out, or give the model's file")
     commands("hexagon", "profile", folder, "--input-shape", "x:1").error(2, "--input-shape: ", "is compiled already")

@@ -59,6 +59,8 @@ def test_fewer_packets_and_the_same_numbers(tmp_path: Path) -> None:
     assert kernel.best is not None
     assert kernel.best <= kernel.before
     again = tune(mod, TARGET, tmp_path, 6, recipe("random", batch=3, initial=3))
+    with pytest.raises(TuningError, match="no tuning database in nowhere"):
+        tune(mod, TARGET, tmp_path, 6, recipe("random"), compare="nowhere")
     assert (again.resumed, again.trials, again.others) == (6, 0, 0)
     assert again.kernels[0].best == kernel.best
 

@@ -86,6 +86,7 @@ def profile(
     from tvm_ext.bench.chart import check_chart
     from tvm_ext.compiler import compile
     from tvm_ext.errors import OptionError, TargetError
+    from tvm_ext.frontend import ImportedModel, import_model
     from tvm_ext.inputs import input_files, random_inputs, read_inputs
     from tvm_ext.system.files import check_output
 
@@ -103,15 +104,12 @@ def profile(
     if picture is not None:
         check_chart(picture)
         check_output(picture, [model, *input_files(inputs)])
+    subject = load_hexagon(model) if model.is_dir() else import_model(model, input_shapes=input_shapes or None)
+    arrays = read_inputs(subject.inputs, inputs) if inputs else random_inputs(subject.inputs, seed)
     with step_display(quiet=as_json) as report:
-        compiled = (
-            load_hexagon(model)
-            if model.is_dir()
-            else compile(model, target, input_shapes=input_shapes or None, progress=report)
-        )
+        compiled = compile(subject, target, progress=report) if isinstance(subject, ImportedModel) else subject
     if not isinstance(compiled, HexagonModel):
         raise TargetError(_NOT_HEXAGON.format(target))
-    arrays = read_inputs(compiled.inputs, inputs) if inputs else random_inputs(compiled.inputs, seed)
     _, layers = compiled.profile(arrays, cycles)
     if picture is not None:
         draw_layers(layers, picture)

@@ -107,6 +107,8 @@ def tune(
     _check(mod, trials, recipe)
     start = time.perf_counter()
     check_database(Path(work_dir))
+    if compare is not None and not Path(compare).is_dir():
+        raise TuningError(f"no tuning database in {compare}: expected the --work-dir of an earlier run")
     if read_choices(Path(work_dir)):  # of a search over the whole network: they decide which kernels there are
         options = replace(options, work_dir=str(work_dir))
     search = _search_of(mod, target, options, measurer, store_features, confirm, sizes)

@@ -57,7 +57,7 @@ def test_registers_that_cannot_be_mapped(tmp_path: Path) -> None:
 
 def test_only_one_process_drives_a_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, files = physical(tmp_path), udmabuf(tmp_path / "u")
-    monkeypatch.setattr("tvm_ext.backends.vta.board.device.open_memory", lambda _: udmabuf_memory(**files))
+    monkeypatch.setattr("tvm_ext.backends.vta.board.device.memory_opener", lambda _: lambda: udmabuf_memory(**files))
     device = open_device(PYNQ, registers=str(path))
     other = f"import fcntl; fcntl.flock(open({str(path)!r}), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     run = [sys.executable, "-c", other]

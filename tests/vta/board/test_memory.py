@@ -14,7 +14,7 @@ from tvm_ext.backends.vta.board.memory import (
     Allocation,
     LibcmaMemory,
     RangeMemory,
-    open_memory,
+    memory_opener,
     reserved_memory,
     udmabuf_memory,
 )
@@ -140,7 +140,7 @@ def test_libcma(tmp_path: Path) -> None:
     source, library = tmp_path / "cma.c", tmp_path / "libcma.so"
     source.write_text(LIBCMA)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
-    memory = open_memory(f"libcma:{library}")
+    memory = memory_opener(f"libcma:{library}")()
     assert isinstance(memory, LibcmaMemory)
     first, second = memory.allocate(100), memory.allocate(2 * PAGE)
     assert (first.address, second.address) == (0x16000000, 0x16001000)
@@ -167,4 +167,4 @@ def test_libcma(tmp_path: Path) -> None:
 )
 def test_descriptions(description: str, message: str) -> None:
     with pytest.raises(VTADeviceError, match=message):
-        open_memory(description)
+        memory_opener(description)()

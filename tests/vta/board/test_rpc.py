@@ -132,6 +132,7 @@ def test_usage(commands: Commands, tmp_path: Path) -> None:
     commands("vta", "board", "--rpc", "a:1", "--tracker", "b:2").error(2, "give one of them")
     for option in (["--simulated"], ["--config", "pynq"], ["--memory", "libcma"]):
         commands("vta", "board", "--rpc", "a:1", *option).error(2, f"{option[0]} is about this machine", "--rpc")
+    commands("vta", "board", "--memory", "nothing").error(16, "memory 'nothing' is not known")
     commands("vta", "board", "--config", "sim").error(16, "TARGET of the configuration is 'sim', which is no board")
     commands("vta", "serve", "--tracker", f"127.0.0.1:{free_port()}").error(17, "start a tracker there: python -m")
     bad = tmp_path / "changed.npz"

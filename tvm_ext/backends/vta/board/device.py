@@ -9,7 +9,7 @@ from typing import IO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_ext.backends.vta.board.memory import Allocation, ContiguousMemory, open_memory
+from tvm_ext.backends.vta.board.memory import Allocation, ContiguousMemory, memory_opener
 from tvm_ext.backends.vta.board.registers import (
     REGISTERS_OF_TARGET,
     BaseAddresses,
@@ -200,7 +200,7 @@ def open_device(config: VTAConfig, memory: str = "udmabuf", registers: str = "/d
     config : VTAConfig
         Its ``TARGET`` is the board.
     memory : str
-        See :func:`tvm_ext.backends.vta.board.memory.open_memory`.
+        See :func:`tvm_ext.backends.vta.board.memory.memory_opener`.
     registers : str
         Device file of physical memory, for the registers.
 
@@ -209,12 +209,13 @@ def open_device(config: VTAConfig, memory: str = "udmabuf", registers: str = "/d
     VTADeviceError
         If the configuration is a simulator's, registers or memory cannot be reached, or another process has them.
     """
+    open_memory = memory_opener(memory)
     kind, address = control_class(config), REGISTERS_OF_TARGET.get(config.target, 0)
     control = kind(MappedRegisters(kind.blocks(address), registers), address)
     lock = open(registers, "rb")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return BoardDevice(config, control, open_memory(memory), lock)
+        return BoardDevice(config, control, open_memory(), lock)
     except BlockingIOError:
         lock.close()
         raise VTADeviceError(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -234,8 +236,8 @@ class _LibcmaAllocation:
         self._library.cma_free(self._pointer)
 
 
-def open_memory(description: str) -> ContiguousMemory:
-    """Open memory by its description.
+def memory_opener(description: str) -> Callable[[], ContiguousMemory]:
+    """Give the function that opens memory, once its description is known to be one.
 
     Parameters
     ----------
@@ -246,13 +248,13 @@ def open_memory(description: str) -> ContiguousMemory:
     Raises
     ------
     VTADeviceError
-        If it has another form, or the memory cannot be had.
+        If it has another form; from the function that is given, if the memory cannot be had.
     """
     kind, _, rest = description.partition(":")
     if kind == "udmabuf":
-        return udmabuf_memory(rest or "udmabuf0")
+        return partial(udmabuf_memory, rest or "udmabuf0")
     if kind == "libcma":
-        return LibcmaMemory(rest or "libcma.so")
+        return partial(LibcmaMemory, rest or "libcma.so")
     if kind == "reserved":
         try:
             address, nbytes = (int(number, 0) for number in rest.split(":"))
@@ -260,5 +262,5 @@ def open_memory(description: str) -> ContiguousMemory:
             raise VTADeviceError(
                 f"memory {description!r}: expected reserved:ADDRESS:BYTES, for example reserved:0x18000000:0x4000000"
             ) from None
-        return reserved_memory(address, nbytes)
+        return partial(reserved_memory, address, nbytes)
     raise VTADeviceError(f"memory {description!r} is not known; expected udmabuf, libcma or reserved:ADDRESS:BYTES")
