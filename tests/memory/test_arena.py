@@ -144,6 +144,39 @@ def test_the_solver_improves_on_first_fit():
     assert exact.method == "constraint solver"
 
 
+def many_meetings(count: int) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
+    """Storages of which each meets about sixty others, for which no arena is proven to be the smallest."""
+    choose = random.Random(6400)
+    intervals, sizes = {}, {}
+    for number in range(count):
+        first = choose.randrange(count)
+        intervals[str(number)] = (first, min(count, first + choose.randint(1, 80)))
+        sizes[str(number)] = 64 * choose.randint(1, 200) + 32 * choose.randint(0, 1)
+    return intervals, sizes
+
+
+@pytest.mark.skipif(not HAS_SOLVER, reason="ortools is not installed")
+def test_the_effort_of_the_solver_is_about_its_time():
+    # By its own count of work, a second of the solver was up to fifty for storages that meet many others.
+    intervals, sizes = many_meetings(160)
+    started = time.process_time()
+    plan = plan_arena(intervals, sizes, effort=0, exact=True, solver_effort=SECOND)
+    assert time.process_time() - started < 8
+    assert plan.method == "constraint solver"
+    assert not plan.optimal
+
+
+@pytest.mark.skipif(not HAS_SOLVER, reason="ortools is not installed")
+def test_the_solver_is_not_asked_for_less_than_the_tolerance():
+    alive = hard_to_place()
+    quick = plan_arena(alive.intervals, alive.sizes, 1, effort=0)
+    above = quick.size - quick.lower_bound
+    assert above > 0
+    assert plan_arena(alive.intervals, alive.sizes, 1, effort=0, exact=True, tolerance=above) == quick
+    asked = plan_arena(alive.intervals, alive.sizes, 1, effort=0, exact=True, tolerance=above - 1)
+    assert asked.method == "constraint solver"
+
+
 def test_the_solver_is_an_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
     alive = hard_to_place()

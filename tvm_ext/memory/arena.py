@@ -61,6 +61,7 @@ def plan_arena(
     in_place: Mapping[str, str] | None = None,
     effort: int = _EFFORT,
     exact: bool = False,
+    tolerance: int = 0,
     solver_effort: float = 10 * SECOND,
 ) -> ArenaPlan:
     """Give each storage a place.
@@ -80,6 +81,8 @@ def plan_arena(
         Meetings of two blocks to look at in the search for a smaller arena; a million takes about half a second.
     exact : bool
         Ask a constraint solver when the bound is not reached.
+    tolerance : int
+        Bytes above the bound that the solver is not asked for.
     solver_effort : float
         Steps of work for the solver; a million takes about a second.
 
@@ -109,7 +112,7 @@ def plan_arena(
             offsets = min(offsets, placer.improve(order, start, bound, effort // _RUNS, seed), key=placer.size)
             method = "improved first fit" if offsets is not start else method
     size = placer.size(offsets)
-    if exact and size > bound:
+    if exact and size > bound + tolerance:
         offsets, size, bound = solve(blocks, alignment, offsets, bound, solver_effort)
         method = "constraint solver"
     named = {name: offset for block, offset in zip(blocks, offsets, strict=True) for name in block.names}

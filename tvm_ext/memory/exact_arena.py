@@ -8,6 +8,8 @@ from tvm_ext.errors import MissingPackageError
 from tvm_ext.memory.blocks import Block
 from tvm_ext.memory.work import SECOND
 
+_SOLVER_SECOND = 0.05  # of the solver's own count in a second: it charges conflicts of many blocks far below their time
+
 
 def solve(
     blocks: Sequence[Block],
@@ -29,7 +31,7 @@ def solve(
     bound : int
         Bytes that no arena is below.
     effort : float
-        Steps of work, by the solver's own count; a million takes about a second.
+        Steps of work; a million takes about a second, up to five with hundreds of blocks.
 
     Returns
     -------
@@ -70,7 +72,7 @@ def solve(
     model.minimize(top)
     solver = cp_model.CpSolver()
     # One worker, and its own count of work: with a clock, a busy machine would get another arena.
-    solver.parameters.max_deterministic_time = effort / SECOND
+    solver.parameters.max_deterministic_time = effort / SECOND * _SOLVER_SECOND
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 1
     status = solver.solve(model)

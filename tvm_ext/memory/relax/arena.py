@@ -137,16 +137,16 @@ def _smallest_arena(intervals: Mapping[str, tuple[int, int]], sizes: Mapping[str
     plan = plan_arena(intervals, sizes, alignment=ALIGNMENT)
     if plan.size - plan.lower_bound < PAGE:
         return plan
-    if not plan.optimal:
-        plan = min(plan, plan_arena(intervals, sizes, alignment=ALIGNMENT, effort=LARGE_EFFORT), key=_size)
-    if not plan.optimal and importlib.util.find_spec("ortools") is not None:
-        solved = plan_arena(intervals, sizes, alignment=ALIGNMENT, exact=True, solver_effort=SOLVER_EFFORT)
-        plan = min(plan, solved, key=_size)
-    return plan
-
-
-def _size(plan: ArenaPlan) -> int:
-    return plan.size
+    longer = plan_arena(
+        intervals,
+        sizes,
+        alignment=ALIGNMENT,
+        effort=LARGE_EFFORT,
+        exact=importlib.util.find_spec("ortools") is not None,
+        tolerance=PAGE,
+        solver_effort=SOLVER_EFFORT,
+    )
+    return min(plan, longer, key=lambda plan: plan.size)
 
 
 # ---- reading
