@@ -105,6 +105,17 @@ def test_as_in_torch(case: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * np.abs(expected).max())
 
 
+def test_an_argument_may_have_a_name_of_python() -> None:
+    class Filtered(nn.Module):
+        def forward(self, input: Tensor, filter: Tensor) -> Tensor:
+            return torch.fft.irfft(torch.fft.rfft(input) * torch.fft.rfft(filter), n=8)
+
+    signal, other = torch.randn(2, 8), torch.randn(8)
+    compiled = tvm_ext.compile(torch.export.export(Filtered(), (signal, other)), TARGET)
+    (result,) = compiled.run({"input": signal, "filter": other}).values()
+    np.testing.assert_allclose(result, Filtered()(signal, other).numpy(), atol=1e-5)
+
+
 def test_weights_that_are_complex_are_not_changed() -> None:
     module = Rotary()
     before = module.turns.clone()

@@ -165,7 +165,8 @@ class _Rewriter:
 
     def _add_input(self, node: Node, spec: InputSpec) -> None:
         if not _is_complex(node.meta.get("val")):
-            self.values[node] = self.graph.node_copy(node)
+            self.values[node] = copied = self.graph.node_copy(node)
+            copied.name = node.name  # which a copy does not keep if Python has something of that name, as 'input'
             self.specs[node.name] = spec
             return
         if spec.kind == InputKind.USER_INPUT:
