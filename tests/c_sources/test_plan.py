@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tvm import tirx
+from tvm.script import tirx as T
 
 from tvm_ext.backends.c.plan import Argument, Place, Plan, Region, Step, place_scratch, verify_plan
+from tvm_ext.backends.c.program import reads_and_writes
 from tvm_ext.errors import GraphError
 
 
@@ -135,3 +138,40 @@ def test_a_name_that_a_concatenation_has_again(second: int, size: int, is_wrong:
             verify_plan(plan, 16)
     else:
         verify_plan(plan, 16)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_kernel_may_read_what_it_wrote_itself(first: bool) -> None:
+    """A running sum, in the place of an earlier tensor whose name it has, with another between them."""
+    steps = (
+        Step("a", (tensor("a", 0, 64, False, True),)),
+        Step("wide", (tensor("wide", 0, 128, False, True),)),
+        Step("sum", (tensor("x", 128, 64, True, False), replace(tensor("a", 0, 64, True, True), written_first=first))),
+    )
+    if first:
+        verify_plan(Plan(steps, 192, 192))
+    else:
+        with pytest.raises(GraphError, match="step 2 reads 'a', over which step 1 wrote 'wide'"):
+            verify_plan(Plan(steps, 192, 192))
+
+
+def test_what_a_kernel_writes_first() -> None:
+    @T.prim_func(s_tir=True)
+    def kernel(
+        source: T.Buffer((4,), "float32"),
+        sums: T.Buffer((4,), "float32"),
+        place: T.Buffer((4,), "float32"),
+        result: T.Buffer((4,), "float32"),
+    ):
+        sums[0] = source[0]
+        for i in range(3):
+            sums[i + 1] = sums[i] + source[i + 1]
+        for i in range(4):
+            place[i] = place[i] * T.float32(2)
+        for i in range(4):
+            result[i] = place[i]
+
+    assert isinstance(kernel, tirx.PrimFunc)
+    assert reads_and_writes(kernel) == [
+        (True, False, False), (True, True, True), (True, True, False), (False, True, True)
+    ]  # fmt: skip

@@ -125,3 +125,19 @@ def test_threads_wait_for_each_other_over_open_windows(dtype: str) -> None:
         windows = np.lib.stride_tricks.sliding_window_view(x, (3, 2), (2, 3))[:, :, ::2].max((4, 5))
         np.testing.assert_array_equal(emulated(x)[0], (windows.astype("float32") - 3) * 0.5)
     assert not emulated.faults
+
+
+def test_a_convolution_whose_rows_are_no_whole_vectors() -> None:
+    """Scaled and shifted behind tensor cores, four elements at a time, over rows of three."""
+    rng = np.random.default_rng(0)
+    text = "g (float[1,19,8,3] x) => (float[1,18,8,3] y) { q, s, z = DynamicQuantizeLinear(x)"
+    text += " t = Mul(s, step) a = ConvInteger<pads = [1, 1, 1, 1]>(q, w, z, zero) b = Cast<to = 1>(a) c = Mul(b, t)"
+    text += " y = Add(c, bias) }"
+    weight, bias = rng.integers(-127, 128, (18, 19, 3, 3)).astype("int8"), rng.standard_normal((1, 18, 1, 1))
+    step, zero = np.array(0.002, "float32"), np.array(0, "int8")
+    model = graph(text, w=weight, zero=zero, step=step, bias=bias.astype("float32"))
+    x = rng.standard_normal((1, 19, 8, 3)).astype("float32")
+    emulated = EmulatedModel(model)
+    (found,) = emulated(x)
+    np.testing.assert_allclose(found, tvm_ext.compile(model).run({"x": x})["y"], rtol=1e-6, atol=1e-6)
+    assert not emulated.faults

@@ -105,7 +105,7 @@ class _Writer:
 
     def kernel(self) -> Kernel:
         parameters = []
-        for param, (_, written) in zip(self._func.params, reads_and_writes(self._func), strict=True):
+        for param, (_, written, _) in zip(self._func.params, reads_and_writes(self._func), strict=True):
             if not isinstance(param.ty, tirx.BufferType):
                 raise self._expressions.refuse(f"a parameter {param.name} that is no tensor")
             kind = type_of_buffer(param)

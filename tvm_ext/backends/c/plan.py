@@ -55,6 +55,8 @@ class Argument:
     bytes : int
     read, written : bool
         What the kernel does with it.
+    written_first : bool
+        The kernel reads nothing of it that it did not write, such as the row before.
     """
 
     tensor: str
@@ -62,6 +64,7 @@ class Argument:
     bytes: int
     read: bool = True
     written: bool = False
+    written_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -236,7 +239,7 @@ def _require_intact(arguments: Sequence[Sequence[Argument]]) -> None:
     writes = [[one for one in given if one.written and _is_inside(one)] for given in arguments]
     for number, given in enumerate(arguments):
         for one in given:
-            if not (one.read and _is_inside(one)):
+            if not one.read or one.written_first or not _is_inside(one):
                 continue
             between = range(written.get(_whole(one), number) + 1, number)
             others = [

@@ -72,7 +72,7 @@ class _Reader:
     unknown: dict[str, list[str]] = field(default_factory=dict)
     storages: dict[Any, int] = field(default_factory=dict)  # variable -> first byte in the arena
     arena: int = 0
-    touched: dict[str, list[tuple[bool, bool]]] = field(default_factory=dict)
+    touched: dict[str, list[tuple[bool, bool, bool]]] = field(default_factory=dict)
     open: list[str] = field(default_factory=list)  # functions that are being read
     _known: dict[Any, _Tensor] = field(default_factory=dict)
 
@@ -128,17 +128,19 @@ class _Reader:
         spec = [(self._argument(tensor, offset, size), number) for tensor, offset, size, number in copies]
         return Calls(steps, tuple(self.constants), self.arena, tuple(spec))
 
-    def _touched(self, kernel: str) -> list[tuple[bool, bool]]:
+    def _touched(self, kernel: str) -> list[tuple[bool, bool, bool]]:
         if kernel not in self.touched:
             self.touched[kernel] = reads_and_writes(self.mod[kernel])
         return self.touched[kernel]
 
-    def _argument(self, tensor: _Tensor, offset: int, size: int, read: bool = True, written: bool = False) -> Argument:
+    def _argument(
+        self, tensor: _Tensor, offset: int, size: int, read: bool = True, written: bool = False, first: bool = False
+    ) -> Argument:
         place = tensor.place
         if place is None:
             raise AssertionError(tensor)
         name = tensor.name if not offset and size == tensor.bytes else f"{tensor.name}/{offset}+{size}"
-        return Argument(name, Place(place.region, place.number, place.offset + offset), size, read, written)
+        return Argument(name, Place(place.region, place.number, place.offset + offset), size, read, written, first)
 
     def _bytes(self, var: Any, label: str) -> int:
         shape = static_shape(var)
@@ -218,14 +220,17 @@ class _Reader:
         return self.values.get(expr)
 
 
-def reads_and_writes(func: tirx.PrimFunc) -> list[tuple[bool, bool]]:
-    """Tell of each parameter of a kernel whether it is read, and whether it is written."""
+def reads_and_writes(func: tirx.PrimFunc) -> list[tuple[bool, bool, bool]]:
+    """Tell of each parameter of a kernel whether it is read, whether it is written, and whether it is written first."""
     aliases: dict[Any, Any] = {param: param for param in func.params}
     read: set[Any] = set()
     written: set[Any] = set()
+    first: set[Any] = set()
 
     def note(buffer: Any, found: set[Any]) -> None:
         if buffer in aliases:
+            if found is written and aliases[buffer] not in read:
+                first.add(aliases[buffer])
             found.add(aliases[buffer])
 
     def declare(node: Any) -> None:
@@ -245,24 +250,27 @@ def reads_and_writes(func: tirx.PrimFunc) -> list[tuple[bool, bool]]:
         name = operation(node)
         if name == "address_of":  # to be fetched, or written by the call that it is given to
             return
+        visitor.default_visit(node)
         if name == "masked_load":
             note(node.args[0], read)
         elif name == "masked_store":
             note(node.args[0], written)
         elif name == "call_extern" and str(node.args[0].value).startswith(STREAM):
             note(node.args[1].args[0].source, written)
-        visitor.default_visit(node)
 
     def store(node: Any, visitor: Any) -> None:
-        note(node.buffer, written)
         visitor.default_visit(node)
+        note(node.buffer, written)
 
     # Names for parts of tensors come before their uses.
     tvm_ffi.structural_walk(func.body, [(tirx.DeclBuffer, declare), (s_tir.MatchBufferRegion, match)])
     tvm_ffi.structural_visit(func.body, [(tvm.ir.TensorLoad, load), (tirx.BufferStore, store), (tvm.ir.Call, call)])
     # What is not understood may be either.
     untouched = {param for param in func.params if param not in read and param not in written}
-    return [(param in read or param in untouched, param in written or param in untouched) for param in func.params]
+    return [
+        (param in read or param in untouched, param in written or param in untouched, param in first)
+        for param in func.params
+    ]
 
 
 def _number(expr: Any) -> int:

@@ -17,10 +17,12 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir.instrument import pass_instrument
+from tvm.ir.prim import expr as prim
 from tvm.script import tirx as T
 
 from tvm_ext.backends.cuda import warpgroup_steps
 from tvm_ext.backends.cuda.byte_vectors import holds_byte_vectors, words_of_bytes
+from tvm_ext.schedules.simd.vector import lanes_of
 
 _NEXT = "s_tir.MergeSharedMemoryAllocations"
 ASYNC = "software_pipeline_async_stages"
@@ -52,6 +54,16 @@ def copies_asynchronously(func: tirx.PrimFunc) -> bool:
 
 def with_async_copies(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
     """Lower a scheduled function until its copies are ``cp.async``; what it computes stays the same."""
+    lowered = _lowered(func, target)
+    if _scatters(lowered.body):  # which TVM does not understand when it lowers the function again
+        lowered = _lowered(_without_wide_results(func), target)
+    body = words_of_bytes(_explicit(lowered.body))
+    # Relax looks into a kernel of one operand for a reshape, and expects a block there.
+    root = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", body))
+    return tirx.PrimFunc(lowered.params, root, func.ret_type, func.attrs, func.span)
+
+
+def _lowered(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
     host = target.host if target.host is not None else tvm.target.Target("llvm")
     mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
     kept = _Before(_NEXT)
@@ -61,10 +73,32 @@ def with_async_copies(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.Pr
     with tvm.transform.PassContext(instruments=[kept], config={"tirx.use_async_copy": True}, disabled_pass=disabled):
         pipeline(tirx.transform.BindTarget(target.with_host(host))(mod))
     assert kept.func is not None
-    body = words_of_bytes(_explicit(kept.func.body))
-    # Relax looks into a kernel of one operand for a reshape, and expects a block there.
-    root = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", body))
-    return tirx.PrimFunc(kept.func.params, root, func.ret_type, func.attrs, func.span)
+    return kept.func
+
+
+def _scatters(body: Any) -> bool:
+    """Whether a lowered function has vectors of elements that do not lie side by side, by what is known of places."""
+    found: list[bool] = []
+
+    def note(access: Any) -> None:
+        found.extend(lanes_of(index) > 1 and not isinstance(index, prim.Ramp) for index in access.indices)
+
+    tvm_ffi.structural_walk(body, [(tirx.BufferStore, note), (tvm.ir.TensorLoad, note)])
+    return any(found)
+
+
+def _without_wide_results(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Write loops over vectors out where they store to global memory."""
+
+    def loop(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        scopes: list[str] = []
+        tvm_ffi.structural_walk(node.body, [(tirx.BufferStore, lambda store: scopes.append(store.buffer.scope()))])
+        if node.kind != tirx.ForKind.VECTORIZED or "global" not in scopes:
+            return node
+        return tirx.For(node.loop_var, node.min, node.extent, tirx.ForKind.UNROLLED, node.body)
+
+    return func.with_body(tvm_ffi.structural_mutate(func.body, [(tirx.For, loop)]))
 
 
 @pass_instrument
