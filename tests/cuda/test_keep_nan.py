@@ -16,8 +16,10 @@ from tvm import relax
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
+import tvm_ext
 from scripts.cuda.kernels import kernels_of, target_of
 from tests.cuda.whole_model import EmulatedModel
+from tests.frontend.onnx.text import graph as onnx_graph
 from tests.schedules.kernels import graph
 from tvm_ext.backends.cuda.bounds_apart import bounds_apart
 from tvm_ext.backends.cuda.emulator.emulate import Emulator
@@ -177,3 +179,24 @@ def test_bounds_of_vectors_apart() -> None:
     assert rewritten.count("C[v] =") == 1
     assert rewritten.count("T.Select(") == 4 * 3
     assert "T.vectorized(4)" in rewritten
+
+
+@pytest.mark.parametrize("kind", ["clipped", "quantised"])
+def test_bounds_within_bounds_of_what_a_product_reads(kind: str) -> None:
+    """Vectors on the way to shared memory, with zeros beside the edge: a text of thousands of times the length."""
+    rng = np.random.default_rng(0)
+    steps = {
+        "clipped": "a{i} = Clip(x{i}, low, high) x{j} = Mul(a{i}, factor)",
+        "quantised": "q{i} = QuantizeLinear(x{i}, step, zero) a{i} = DequantizeLinear(q{i}, step, zero) "
+        "x{j} = Mul(a{i}, factor)",
+    }[kind]
+    body = " ".join(steps.format(i=i, j=i + 1) for i in range(6))
+    model = onnx_graph(
+        f"g (float[54,6] x0) => (float[54,5] y) {{ {body} y = MatMul(x6, w) }}",
+        low=np.float32(-3), high=np.float32(2), factor=np.float32(1.25), step=np.float32(0.02), zero=np.uint8(120),
+        w=rng.standard_normal((6, 5)).astype("float32"),
+    )  # fmt: skip
+    x = drawn((54, 6), "float32", 0) if kind == "clipped" else rng.standard_normal((54, 6)).astype("float32")
+    emulated = EmulatedModel(model, TARGET, fuse="mapping-type", rewrite="fast")
+    np.testing.assert_allclose(emulated(x)[0], tvm_ext.compile(model).run({"x0": x})["y"], rtol=1e-5, atol=1e-5)
+    assert not emulated.faults

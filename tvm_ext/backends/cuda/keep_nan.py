@@ -3,7 +3,7 @@
 before: ``max(x, 0)``        CUDA's ``fmaxf``, which passes over NaN: a relu would make 0 of it
 after:  ``x < 0 ? 0 : x``, of 16 bits ``max(0, x)``, which TVM's sources compute as ``0 > x ? 0 : x``
 before: ``int8(max(min(x, 127), -128))``
-after:  ``int8((x > 127 ? 127 : x) > -128 ? ... : -128)``: a quantised NaN is the smallest integer, as in onnxruntime
+after:  ``int8(min(max(x, -128), 127))``: a quantised NaN is the smallest integer, as in onnxruntime
 before: ``max(x, y)``
 after:  ``x > y or isnan(x) ? x : y``
 before: ``row[i] = max(row[i], x[i, k])``, beginning with the smallest finite number
@@ -29,6 +29,8 @@ from tvm_ext.schedules.simd.vector import element_type, lanes_of, operation, wid
 
 HALVES = ("float16", "bfloat16")
 FLOATS = (*HALVES, "float32", "float64")
+MOST_NESTED = 6
+"""Bounds within bounds of a vector; each doubles the text."""
 
 
 def keep_nan() -> tvm.transform.Pass:
@@ -133,6 +135,9 @@ class _Rewriter:
     def _cast(self, cast: Any, mutator: Any) -> Any:
         """Let a bound win over NaN that becomes an integer: the lowest one, behind which a quantised value is cast."""
         bounded = cast.value
+        if element_type(cast).startswith(("int", "uint")) and (found := _between(bounded)) is not None:
+            value, low, high = found
+            return tirx.Cast(cast.ty.dtype, prim.Min(prim.Max(mutator.mutate(value), low), high))
         if not isinstance(bounded, prim.Max | prim.Min) or element_type(bounded) not in FLOATS:
             return mutator.default_mutate(cast)
         if not element_type(cast).startswith(("int", "uint")) or not is_number(bounded.b):
@@ -153,9 +158,14 @@ class _Rewriter:
         return type(both)(first, second)
 
     def _loop(self, loop: Any, mutator: Any) -> Any:
-        """Name nothing in a loop that TVM makes vectors of behind this: a vector has no name."""
-        outer = self._may_name
-        self._may_name = outer and loop.kind != tirx.ForKind.VECTORIZED
+        """Name nothing in a loop that TVM makes vectors of behind this: a vector has no name.
+
+        Where bounds are within bounds again and again, there are no vectors, so that there are names.
+        """
+        outer, vector = self._may_name, loop.kind == tirx.ForKind.VECTORIZED
+        if vector and outer and _nested_extremes(loop.body) > MOST_NESTED:
+            return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.UNROLLED, mutator.mutate(loop.body))
+        self._may_name = outer and not vector
         made = mutator.default_mutate(loop)
         self._may_name = outer
         return made
@@ -183,6 +193,35 @@ class _Rewriter:
         return _selected(type(expression), first, second)
 
 
+def _between(value: Any) -> tuple[Any, Any, Any] | None:
+    """Take apart what lies between two numbers: the value, the lower and the upper one."""
+    if not isinstance(value, prim.Max | prim.Min) or not is_number(value.b) or element_type(value) not in FLOATS:
+        return None
+    inner = value.a
+    if not isinstance(inner, prim.Max | prim.Min) or type(inner) is type(value) or not is_number(inner.b):
+        return None
+    low, high = (value.b, inner.b) if isinstance(value, prim.Max) else (inner.b, value.b)
+    return (inner.a, low, high) if _number(low) <= _number(high) else None
+
+
+def _nested_extremes(body: Any) -> int:
+    """Count the extremes of floats on the longest way from a stored value to a leaf, bounds of integers left out."""
+    depth, most = 0, 0
+
+    def extreme(node: Any, visitor: Any) -> None:
+        nonlocal depth, most
+        depth += element_type(node) in FLOATS
+        most = max(most, depth)
+        visitor.default_visit(node)
+        depth -= element_type(node) in FLOATS
+
+    def cast(node: Any, visitor: Any) -> None:
+        visitor.visit(found[0] if (found := _between(node.value)) is not None else node.value)
+
+    tvm_ffi.structural_visit(body, [((prim.Max, prim.Min), extreme), (tirx.Cast, cast)])
+    return most
+
+
 def _with_body(block: Any, body: Any, init: Any) -> Any:
     return s_tir.SBlock(
         block.iter_vars, block.reads, block.writes, block.name_hint, body, init, block.alloc_buffers,
@@ -207,6 +246,10 @@ def is_number(value: Any) -> bool:
     """Whether a value is a number of floats, or repeats one."""
     value = value.value if isinstance(value, prim.Broadcast) else value
     return isinstance(value, prim.FloatImm)
+
+
+def _number(value: Any) -> float:
+    return float((value.value if isinstance(value, prim.Broadcast) else value).value)
 
 
 def _is(value: Any, number: Any) -> bool:
