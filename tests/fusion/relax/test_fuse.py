@@ -7,7 +7,7 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 
 import tvm_ext
@@ -214,3 +214,19 @@ def test_groups_take_open_extents_that_no_tensor_has_as_such() -> None:
         )
     for stock, ours in zip(*results, strict=True):
         np.testing.assert_allclose(ours, stock, rtol=1e-5, atol=1e-5)
+
+
+def test_kernels_of_open_extents_are_fused_as_by_tvm() -> None:
+    """The planner knows nothing of them, and without rules nobody is asked for TVM's groups."""
+    builder = relax.BlockBuilder()
+    rows = tirx.Var("n", "int64")
+    x, w = relax.Var("x", relax.TensorType((rows, 32), "float32")), relax.Var("w", relax.TensorType((32, 7), "float32"))
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            product = builder.emit(relax.op.nn.relu(builder.emit(relax.op.matmul(x, w))))
+            result = builder.emit_output(relax.op.exp(builder.emit(relax.op.add(product, relax.const(1.0)))))
+        builder.emit_func_output(result)
+    mod = relax.transform.AnnotateTIROpPattern()(relax.transform.LegalizeOps()(builder.get()))
+    fused = relax.transform.FuseTIR()(fuse_by_mapping_types()(mod))
+    kernels = [func for func in fused.functions.values() if isinstance(func, tirx.PrimFunc)]
+    assert len(kernels) == 1

@@ -25,6 +25,7 @@ from tvm import relax
 from tvm_ext.fusion.cost_model import LinearModel
 from tvm_ext.fusion.limits import BlockLimits, FusionOptions, Latency
 from tvm_ext.fusion.operator_graph import OperatorGraph, operator_graph
+from tvm_ext.fusion.plan import plan_of_blocks
 from tvm_ext.fusion.planner import plan_fusion
 from tvm_ext.fusion.preference import prefer
 from tvm_ext.fusion.profile_database import require_folder
@@ -110,6 +111,11 @@ def fuse_by_mapping_types(
                         verify_plan(plan, operators)
                         measured = check.measured(operators, func)
                         plan = prefer(plan, by_tvm, operators, limits.seconds, measured)
+                    else:
+                        by_tvm = _unplanned(_groups_of_tvm(mod, func, operators), operators)
+                        taken = {member for group in by_tvm for member in group}
+                        others = [block.operators for block in plan.blocks if not taken.intersection(block.operators)]
+                        plan = plan_of_blocks(operators, [*by_tvm, *others]) or plan
                     verify_plan(plan, operators, given=by_tvm)
                     planned.append(PlannedFunction(variable, func, operators, plan, by_tvm))
         finally:  # what was measured before an interruption is not measured again
@@ -127,6 +133,13 @@ def _groups_of_tvm(mod: tvm.IRModule, func: relax.Function, graph: OperatorGraph
     bindings = [binding for block in func.body.blocks for binding in block.bindings]
     groups = [nodes for nodes in fuse_ops_groups(mod, func) if all(is_kernel_call(bindings[node]) for node in nodes)]
     return [[place[node] for node in nodes] for nodes in groups if all(node in place for node in nodes)]
+
+
+def _unplanned(groups: Sequence[Sequence[int]], graph: OperatorGraph) -> list[list[int]]:
+    """Keep the groups of which the planner knows nothing: their extents are open, and so are their mapping types."""
+    return [
+        list(group) for group in groups if all(graph.operators[each].mapping == MappingType.OPAQUE for each in group)
+    ]
 
 
 def simple_indices() -> tvm.transform.Pass:
