@@ -49,6 +49,32 @@ def test_extents_in_arithmetic() -> None:
     assert_like_eager(run, (randn(4, 3),), (randn(6, 3),), (randn(9, 5),), options=LENIENT)
 
 
+def test_groups_of_frames() -> None:
+    """What torch calls ``n // (n // 5)`` is five."""
+
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        groups = x.unflatten(0, (-1, 5))
+        return (
+            torch.cat([groups[:, 1:], groups[:, :1]], 1).flatten(0, 1),
+            groups.sum(0),
+            torch.zeros_like(groups[0]) + 1,
+        )
+
+    assert_like_eager(run, (randn(10, 3, 4),), (randn(5, 7, 4),), (randn(35, 3, 2),), dynamic=True)
+
+
+def test_sums_and_quotients_of_extents() -> None:
+    def run(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        larger = nn.functional.interpolate(x, size=y.shape[2:], mode="trilinear", align_corners=True)
+        count = torch.sym_sum((x.shape[2], y.shape[2], z.shape[2]))
+        return larger + y, torch.cat([x, y, z], 2).flatten(1) / count, x.new_ones(count)
+
+    def volumes(*depths: int) -> tuple[Tensor, ...]:
+        return tuple(randn(2, 3, depth, *depths[-2:]) for depth in depths[:3])
+
+    assert_like_eager(run, volumes(4, 7, 5, 6), volumes(3, 5, 9, 8), dynamic=True, **CLOSE)
+
+
 def test_attention_over_any_length() -> None:
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
     assert_like_eager(layer, *[(randn(2, length, 16),) for length in (5, 7, 1, 17)], options=LENIENT, **CLOSE)

@@ -89,6 +89,9 @@ def copy_of(module: GraphModule) -> GraphModule:
     """Copy a graph, its nodes' names and meta included; parameters and buffers are shared."""
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
+    # The other name of a division, by which torch writes one of numbers as tensors after operators were taken apart.
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.true_divide.Tensor):
+        node.target = torch.ops.aten.div.Tensor
     return GraphModule(module, graph)
 
 

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ import tvm
 from torch.fx import Node
 from tvm import relax, tirx
 
-from tvm_ext.frontend.torch.arguments import extent_of, number_tensor
+from tvm_ext.frontend.torch.arguments import argument, extent_of, number_tensor
 from tvm_ext.frontend.torch.assumptions import bounded
 
 _LARGEST = 1 << 31
@@ -117,6 +117,17 @@ def rounded(way: str, importer: Any, node: Node) -> Any:
     return (tirx.truncdiv if is_cut else tirx.floordiv)(value.numerator, value.denominator)
 
 
+def size(importer: Any, node: Node) -> Any:
+    """``x.size(i)``: a number also where torch has ``n // (n // 5)``, of ``n`` in groups of five."""
+    extent = importer.env[node.args[0]].ty.shape[argument(node, 1, "dim")]
+    return int(extent) if isinstance(extent, tirx.IntImm) else extent
+
+
+def total(importer: Any, node: Node) -> Any:
+    """``torch.sym_sum``, as torch writes a sum of three integers or more."""
+    return reduce(operator.add, (extent_of(importer, value) for value in node.args[0]))
+
+
 def extreme(choose: Callable[[Any, Any], Any], importer: Any, node: Node) -> Any:
     """``max(n, m)`` and ``min(n, m)``."""
     return choose(*(extent_of(importer, value) for value in node.args))
@@ -165,6 +176,8 @@ EXTENT_NUMBERS: Mapping[str, Callable[[Any, Node], Any]] = {
     "sym_float": as_float,
     "sym_max": partial(extreme, tirx.max),
     "sym_min": partial(extreme, tirx.min),
+    "sym_size.int": size,
+    "sym_sum": total,
     "_sym_sqrt": root,
     "sym_sqrt": root,
     "truediv": divide,
