@@ -29,6 +29,7 @@ from tvm_ext.schedules.simd.prefetch import insert_prefetches, next_row
 from tvm_ext.schedules.simd.quotients import with_floored_quotients
 from tvm_ext.schedules.simd.reductions import Reduction, check_independent, find_reduction, loads_of
 from tvm_ext.schedules.simd.scratch import pad_scratch
+from tvm_ext.schedules.simd.small_floats import has_no_vectors, names_small_floats, one_by_one
 from tvm_ext.schedules.simd.stream import is_marked
 from tvm_ext.schedules.simd.tiles import STAGING_ATTRIBUTE, TILE_ATTRIBUTE, tile_loops
 from tvm_ext.schedules.simd.transcendental import expands
@@ -111,6 +112,8 @@ def vectorize_marked_loops(func: tvm.tirx.PrimFunc, isa: str = "") -> tvm.tirx.P
         return tile_loops(loop, side, analyzer, int(loop.annotations.get(STAGING_ATTRIBUTE, 0)))
 
     def visit(loop: Any, mutator: Any) -> Any:
+        if has_no_vectors(loop):
+            return mutator.default_mutate(one_by_one(loop))
         for attribute, rewrite in ((TILE_ATTRIBUTE, tile), (SIMD_ATTRIBUTE, vectorize)):
             marked = loop.annotations.get(attribute) if loop.annotations else None
             is_own = holds_extremes_in_vectors(loop) or _holds_lanewise_function(loop)
@@ -121,23 +124,12 @@ def vectorize_marked_loops(func: tvm.tirx.PrimFunc, isa: str = "") -> tvm.tirx.P
                     made = rewrite(loop, int(marked))
                 except NotVectorizable:
                     continue
-                if not _names_small_floats(made):
+                if not names_small_floats(made):
                     return made
         analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
         return mutator.default_mutate(loop)
 
     return tvm_ffi.structural_mutate(func, (tirx.For, visit))
-
-
-def _names_small_floats(statement: Any) -> bool:
-    """Whether a statement names a value of a type that TVM computes in a wider one: it widens only the value."""
-    found: list[bool] = []
-
-    def note(node: Any) -> None:
-        found.append(element_type(node.var).startswith(("bfloat16", "float8")))
-
-    tvm_ffi.structural_walk(statement, [(prim.Let, note), (tirx.Bind, note)])
-    return any(found)
 
 
 def _vectorize_if_possible(loop: Any, lanes: int, analyzer: Any, scratch: Mapping[Any, int]) -> Any:

@@ -44,6 +44,7 @@ from tvm_ext.passes.element_alignment import element_alignment
 from tvm_ext.passes.exact_reductions import infinite_identities, initialize_open_reductions
 from tvm_ext.passes.few_largest import few_largest
 from tvm_ext.passes.fixed_vectors import fixed_vectors
+from tvm_ext.passes.float8_apart import float8_apart
 from tvm_ext.passes.float_arithmetic import propagate_nan, protect_cancellations
 from tvm_ext.passes.float_legalizations import FLOAT_LEGALIZATIONS
 from tvm_ext.passes.flush_denormals import flush_kernels
@@ -143,6 +144,7 @@ def _legalize(backend: Backend, target: tvm.target.Target, options: PipelineOpti
         relax.transform.AnnotateTIROpPattern(),
         slice_patterns(),
         numbers_apart(),
+        float8_apart(),
         fold_the_rest(),
     ]
 

@@ -50,8 +50,8 @@ def free_workspace(workspace: Any) -> None:
 
 
 def can_be_described(dtype: str) -> bool:
-    """Whether tensors of a type can be described on the stack: bfloat16 becomes an integer on the way to TVM's code."""
-    return dtype != "bfloat16"
+    """Whether tensors of a type can be described on the stack: small floats become integers in code."""
+    return not dtype.startswith(("bfloat16", "float8"))
 
 
 def stack_array(address: Any, shape: Sequence[Any], dtype: str) -> Any:
