@@ -7,12 +7,15 @@ from math import prod
 from typing import Any
 
 import tvm
-from tvm.s_tir import Schedule
+from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import IntImm
 
 VECTOR_BYTES = 16
 """Bytes of the widest access of a thread."""
+
+MOST_BLOCKS = 65535
+"""Blocks along the second or third axis of a grid."""
 
 TRUTH = "bool"
 """Type of truth values, which take a byte each."""
@@ -21,6 +24,22 @@ TRUTH = "bool"
 def extent(schedule: Schedule, loop: LoopRV) -> int:
     """Extent of a loop, which must be known."""
     return int(schedule.get(loop).extent)
+
+
+def bind_grid(schedule: Schedule, batch: LoopRV, rows: LoopRV, columns: LoopRV) -> None:
+    """Bind the loops over tiles to the axes of the grid; the first may be long, the others have 65,535 blocks.
+
+    A batch of open extent may be long; of a known one the columns are more.
+    """
+    if isinstance(schedule.get(batch).extent, IntImm):
+        order = (batch, rows, columns)
+    elif max(extent(schedule, rows), extent(schedule, columns)) <= MOST_BLOCKS:
+        order = (rows, columns, batch)
+        schedule.reorder(*order)
+    else:
+        raise ScheduleError("a product whose tiles are more than an axis of the grid has")
+    for loop, thread in zip(order, ("blockIdx.z", "blockIdx.y", "blockIdx.x"), strict=True):
+        schedule.bind(loop, thread)
 
 
 def elements(buffer: Any) -> int:

@@ -17,13 +17,16 @@ from tvm_ext.schedules.cuda.blocks import (
 from tvm_ext.schedules.cuda.cost import Launch, kernel_seconds
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
 from tvm_ext.schedules.kernel.access import axes_of
+from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
 from tvm_ext.schedules.kernel.inline import inline_producers
-from tvm_ext.schedules.kernel.operations import data_parallel_blocks, has_condition
+from tvm_ext.schedules.kernel.operations import has_condition, is_simple
 from tvm_ext.schedules.knobs import choose
 from tvm_ext.schedules.rule import new_schedule
 
 THREADS = (64, 128, 256, 512)
 """Threads of a block, of which the cost model chooses."""
+THREADS_OF_OPEN = 256
+"""Where only a run knows how many elements there are."""
 
 
 class Elementwise:
@@ -32,10 +35,12 @@ class Elementwise:
     name = "cuda.elementwise"
 
     def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
-        """Schedule ``func`` when no block reduces, every block computes single elements, and extents are known."""
+        """Schedule ``func`` when no block reduces, and every block computes single elements."""
         schedule = new_schedule(func, tunable)
-        blocks = data_parallel_blocks(schedule)
-        if not blocks:
+        blocks = top_blocks(schedule)
+        if not blocks or not all(is_spatial(schedule, block) and is_simple(schedule, block) for block in blocks):
+            return None
+        if tunable and not all(static_extents(schedule, block) for block in blocks):
             return None
         machine = machine_of(target)
         for block in inline_producers(schedule):
@@ -47,14 +52,18 @@ def bind_flat(schedule: Schedule, block: SBlockRV, machine: GpuMachine) -> None:
     """Spread the elements of a data-parallel block over a grid of one dimension, vectors innermost."""
     if not schedule.get_loops(block):
         schedule.add_unit_loop(block)
-    vector = vector_elements(schedule, block)
-    bytes_moved = moved_bytes(schedule, block)
+    vector, is_open = vector_elements(schedule, block), not static_extents(schedule, block)
+    bytes_moved = 0 if is_open else moved_bytes(schedule, block)
     loop = schedule.fuse(*schedule.get_loops(block))
-    total = extent(schedule, loop)
-    vector, threads = _cheapest(total, vector, bytes_moved, machine)
+    if is_open:
+        threads = THREADS_OF_OPEN
+    else:
+        total = extent(schedule, loop)
+        vector, threads = _cheapest(total, vector, bytes_moved, machine)
+        threads = choose(schedule, THREADS, threads) if total > 32 else threads
     # Vectors stay powers of two, which divide the extent: a tail would be computed element by element.
     outer, inner = schedule.split(loop, [None, vector]) if vector > 1 else (loop, None)
-    grid, thread = schedule.split(outer, [None, choose(schedule, THREADS, threads) if total > 32 else threads])
+    grid, thread = schedule.split(outer, [None, threads])
     schedule.bind(grid, "blockIdx.x")
     schedule.bind(thread, "threadIdx.x")
     if inner is not None:

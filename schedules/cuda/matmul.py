@@ -7,7 +7,7 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
 
-from tvm_ext.schedules.cuda.blocks import extent
+from tvm_ext.schedules.cuda.blocks import bind_grid, extent
 from tvm_ext.schedules.cuda.elementwise import bind_flat
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
 from tvm_ext.schedules.cuda.product import Product, as_matrices, find_product, inline_behind, inline_into
@@ -34,7 +34,7 @@ class Matmul:
         """Schedule ``func`` when it is one product with data-parallel neighbours and one result."""
         schedule = new_schedule(func, tunable)
         product = find_product(schedule)
-        if product is None or min(product.rows, product.columns) < SMALLEST_SIDE:
+        if product is None or min(product.rows, product.columns) < SMALLEST_SIDE or (tunable and product.is_open):
             return None
         machine = machine_of(target)
         try:
@@ -71,8 +71,7 @@ def schedule_product(schedule: Schedule, product: Product, tile: Tile, machine: 
     )
     k0, k1 = schedule.split(k, [None, tile.depth])
     schedule.reorder(grid, i0, j0, iv, jv, ty, tx, k0, k1, ii, jj)
-    for loop, thread in ((grid, "blockIdx.z"), (i0, "blockIdx.y"), (j0, "blockIdx.x")):
-        schedule.bind(loop, thread)
+    bind_grid(schedule, grid, i0, j0)
     for loop, thread in ((iv, "vthread.y"), (jv, "vthread.x")):
         if extent(schedule, loop) > 1:
             schedule.bind(loop, thread)

@@ -56,7 +56,7 @@ def side_by_side(schedule: Schedule, region: Any, axes: Sequence[Any], depth: Se
         How many, whatever their index, is a power of two; 1 where neighbours are read under conditions of their own,
         or lie apart in one of several tensors that an element is computed from.
     """
-    sized = [axis for axis in axes if int(axis.dom.extent) > 1]
+    sized = [axis for axis in axes if _number(axis.dom.extent) != 1]
     loads = _loads(schedule, region, axes)
     if loads is None:
         return False, 1
@@ -65,7 +65,7 @@ def side_by_side(schedule: Schedule, region: Any, axes: Sequence[Any], depth: Se
         if _step(largest.offset, axis.var) != 1:
             continue
         deep = any(axis.var.same_as(item.var) for item in depth)
-        innermost = [item for item in depth if int(item.dom.extent) > 1][-1] if deep else axis
+        innermost = [item for item in depth if _number(item.dom.extent) != 1][-1] if deep else axis
         if not innermost.var.same_as(axis.var):
             return deep, 1
         return deep, min(_together(load, axis, sized) for load in loads)
@@ -74,7 +74,7 @@ def side_by_side(schedule: Schedule, region: Any, axes: Sequence[Any], depth: Se
 
 def _together(load: _Load, axis: Any, axes: Sequence[Any]) -> int:
     """Count the neighbours along an axis that lie side by side and aligned, a power of two."""
-    size = int(axis.dom.extent)
+    size = _number(axis.dom.extent) or 1
     most = size & -size
     if any(_among(axis.var, condition) for condition in load.conditions):
         return 1
@@ -96,7 +96,7 @@ def _loads(schedule: Schedule, region: Any, axes: Sequence[Any]) -> list[_Load] 
     """List what is read for an element of an operand; None where that is no element of known tensors."""
     blocks = [schedule.get(block) for block in top_blocks(schedule) if is_spatial(schedule, block)]
     analyzer = tvm.sym.Analyzer()
-    ones = {axis.var: tirx.const(0, axis.var.ty.dtype) for axis in axes if int(axis.dom.extent) == 1}
+    ones = {axis.var: tirx.const(0, axis.var.ty.dtype) for axis in axes if _number(axis.dom.extent) == 1}
     for axis in axes:
         analyzer.bind(axis.var, axis.dom)
     waiting: list[tuple[Any, list[Any], tuple[Any, ...]]] = [
@@ -113,11 +113,11 @@ def _loads(schedule: Schedule, region: Any, axes: Sequence[Any]) -> list[_Load] 
         maker = next((block for block in blocks if block.writes and block.writes[0].source.same_as(source)), None)
         if maker is None:
             shape = [_number(size) for size in source.shape]
-            if None in shape:
+            if None in shape[1:]:  # no stride depends on how many there are of the first axis
                 return None
             strides = [prod(size or 0 for size in shape[place + 1 :]) for place in range(len(shape))]
             offset = sum((index * stride for index, stride in zip(indices, strides, strict=True)), start=0)
-            found.append(_Load(analyzer.simplify(tirx.convert(offset)), conditions, prod(size or 0 for size in shape)))
+            found.append(_Load(analyzer.simplify(tirx.convert(offset)), conditions, prod(size or 1 for size in shape)))
             continue
         store, value = _stored(maker.body)
         if not all(isinstance(index, tirx.Var) for index in store.indices):

@@ -2,8 +2,9 @@
 
 A matrix product, a batched one, a dense layer and a convolution are one block that multiplies and adds. Its axes are
 sorted by which operands they index: both and the result (batch), one operand and the result (rows, columns), both
-operands only (depth). For a convolution of NCHW the rows are output channels, the columns pixels, the depth input
-channels and window: an implicit product, whose matrix of pixels is put together in shared memory and nowhere else.
+operands only (depth). An axis of open extent is one of the batch, also where one operand lacks it, as weights do. For
+a convolution of NCHW the rows are output channels, the columns pixels, the depth input channels and window: an implicit
+product, whose matrix of pixels is put together in shared memory and nowhere else.
 """
 
 from __future__ import annotations
@@ -24,6 +25,13 @@ from tvm_ext.schedules.cuda.blocks import element_bytes
 from tvm_ext.schedules.cuda.neighbours import side_by_side
 from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
 from tvm_ext.schedules.kernel.operations import is_simple
+
+OPEN = 4
+"""What an extent that only a run knows counts as when a tile is chosen."""
+
+
+FEWEST_OF_EACH = 8
+"""Rows and columns of a product, where there may be any number of such products; of less they are better as one."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,8 @@ class Product:
     whole : tuple of (bool, bool)
         Whether rows, and columns, are a multiple of those of any tile: where an axis of the result has the batch too,
         as that of channels in groups, TVM takes what is beyond the last row of a product for the next one's first.
+    is_open : bool
+        Whether a run says how many products there are.
     """
 
     block: SBlockRV | None
@@ -63,6 +73,7 @@ class Product:
     column_vector: tuple[bool, int]
     unique_bytes: int
     whole: tuple[bool, bool] = (False, False)
+    is_open: bool = False
 
     def allows(self, rows: int, columns: int) -> bool:
         """Whether the result may be divided into tiles of so many rows and columns."""
@@ -81,14 +92,17 @@ def find_product(schedule: Schedule) -> Product | None:
     summing = [block for block in blocks if not is_spatial(schedule, block)]
     if len(summing) != 1 or len(schedule.get_output_blocks("root")) != 1:
         return None
-    if not all(is_simple(schedule, block) and static_extents(schedule, block) for block in blocks):
-        return None
     (block,) = summing
+    is_open = not all(static_extents(schedule, item) for item in blocks)
+    if not all(is_simple(schedule, item) for item in blocks):
+        return None
     groups = _groups(schedule, block)
-    if groups is None:
+    if groups is None or any(_is_open(axis) for axis in groups["depth"]):
         return None
     body = schedule.get(block)
     extents = {name: prod(_size(axis) for axis in axes) for name, axes in groups.items() if name != "row_operand"}
+    if is_open and min(extents["rows"], extents["columns"]) < FEWEST_OF_EACH:
+        return None
     row = groups["row_operand"]
     regions = (body.reads[row], body.reads[1 - row])
     unique = sum(_elements(region) * element_bytes(region.source.dtype) for region in (*body.reads, *body.writes))
@@ -99,7 +113,7 @@ def find_product(schedule: Schedule) -> Product | None:
     return Product(
         block, extents["batch"], extents["rows"], extents["columns"], extents["depth"], row,
         row_bytes, column_bytes, result_bytes, vectors[0], vectors[1], unique,
-        (_shares_axis(body, groups, "rows"), _shares_axis(body, groups, "columns")),
+        (_shares_axis(body, groups, "rows"), _shares_axis(body, groups, "columns")), is_open,
     )  # fmt: skip
 
 
@@ -230,7 +244,7 @@ def _groups(schedule: Schedule, block: SBlockRV, row_operand: int | None = None)
     left, right, result = (_variables(region) for region in (*body.reads, body.writes[0]))
     found: dict[str, Any] = {"batch": [], "left": [], "right": [], "depth": []}
     for axis in body.iter_vars:
-        if _size(axis) == 1:
+        if _is_one(axis.dom.extent):
             continue
         inside = (_among(axis.var, left), _among(axis.var, right), _among(axis.var, result))
         reduces = int(axis.iter_type) == IterVar.CommReduce
@@ -238,6 +252,10 @@ def _groups(schedule: Schedule, block: SBlockRV, row_operand: int | None = None)
             (True, True, True): "batch", (True, False, True): "left", (False, True, True): "right",
             (True, True, False): "depth",
         }.get(inside)  # fmt: skip
+        if _is_open(axis) and name in ("left", "right"):
+            if not _among(axis.var, _free(body.writes[0].region[0].min)):
+                return None  # rows of any number; products for each of them would load the other operand as often
+            name = "batch"
         if name is None or reduces != (name == "depth"):
             return None
         found[name].append(axis)
@@ -302,8 +320,13 @@ def _is_one(extent: Any) -> bool:
 
 
 def _size(axis: Any) -> int:
-    return int(axis.dom.extent)
+    """Give the extent of an axis; an open one counts as :data:`OPEN`."""
+    return OPEN if _is_open(axis) else int(axis.dom.extent)
+
+
+def _is_open(axis: Any) -> bool:
+    return not isinstance(axis.dom.extent, tirx.IntImm)
 
 
 def _elements(region: Any) -> int:
-    return prod(int(size) for size in region.source.shape)
+    return prod(int(size) if isinstance(size, tirx.IntImm) else OPEN for size in region.source.shape)

@@ -16,7 +16,7 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
 
-from tvm_ext.schedules.cuda.blocks import VECTOR_BYTES, element_bytes, extent, power_of_two
+from tvm_ext.schedules.cuda.blocks import VECTOR_BYTES, bind_grid, element_bytes, extent, power_of_two
 from tvm_ext.schedules.cuda.finish import finish_schedule
 from tvm_ext.schedules.cuda.fragments import (
     SIDE,
@@ -66,7 +66,7 @@ class TensorMatmul:
         schedule = new_schedule(func, tunable)
         machine = machine_of(target)
         product = self._product(schedule, machine)
-        if product is None:
+        if product is None or (tunable and product.is_open):
             return None
         dtypes = operand_types(schedule, product)
         asynchronous = dtypes[0] not in SINGLES
@@ -130,8 +130,7 @@ def schedule_tensor_product(
     target = schedule.blockize(ii)
     i0, i1 = schedule.split(i0, [None, side_by_side_blocks(extent(schedule, i0))])
     schedule.reorder(i0, j0, i1)
-    for loop, thread in ((grid, "blockIdx.z"), (i0, "blockIdx.y"), (schedule.fuse(j0, i1), "blockIdx.x")):
-        schedule.bind(loop, thread)
+    bind_grid(schedule, grid, i0, schedule.fuse(j0, i1))
     warp = schedule.fuse(wi, wj)
     schedule.bind(warp, "threadIdx.y")
     store = schedule.cache_write(target, 0, "warp")

@@ -14,7 +14,7 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
-from tvm_ext.schedules.cuda.blocks import extent
+from tvm_ext.schedules.cuda.blocks import bind_grid, extent
 from tvm_ext.schedules.cuda.finish import finish_schedule
 from tvm_ext.schedules.cuda.fragments import SIDE, clear_fragment, result_fragment
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
@@ -54,7 +54,7 @@ class WarpgroupMatmul:
         schedule, machine = new_schedule(func, tunable), machine_of(target)
         product = self._product(schedule, machine)
         tile = None if product is None else faster_tile(product, machine)
-        if product is None or tile is None:
+        if product is None or tile is None or (tunable and product.is_open):
             return None
         try:
             tile = sampled_tile(schedule, product, tile, WARPGROUPS)
@@ -118,8 +118,7 @@ def schedule_warpgroup_product(
     target = schedule.blockize(ii)
     i0, i1 = schedule.split(i0, [None, side_by_side_blocks(extent(schedule, i0))])
     schedule.reorder(i0, j0, i1)
-    for loop, thread in ((grid, "blockIdx.z"), (i0, "blockIdx.y"), (schedule.fuse(j0, i1), "blockIdx.x")):
-        schedule.bind(loop, thread)
+    bind_grid(schedule, grid, i0, schedule.fuse(j0, i1))
     warp = schedule.fuse(wi, wj, quarter)
     schedule.bind(warp, "threadIdx.y")
     store = schedule.cache_write(target, 0, "warp")

@@ -9,9 +9,10 @@ from __future__ import annotations
 from math import prod
 
 import tvm
+from tvm.ir.prim import expr as prim
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.tirx import IterVar, PrimFunc
+from tvm.tirx import IntImm, IterVar, PrimFunc
 
 from tvm_ext.schedules.cuda.blocks import extent
 from tvm_ext.schedules.cuda.elementwise import bind_flat
@@ -27,22 +28,37 @@ LARGEST_UNROLLED = 64
 """Elements of a window up to which its loops are unrolled: addresses become offsets that the compiler knows."""
 
 
+LARGEST_OF_OPEN = 256
+"""Elements of a window in a kernel of open extents; TVM's own rules share larger ones among threads."""
+
+
+MANY = 1 << 30
+"""What an open number of elements counts as: enough for every multiprocessor."""
+
+
 THREADS = (32, 64, 128, 256, 512)
 """Threads of a block, of which a tuner may choose."""
 
 
 class Window:
-    """Schedule any kernel of known extents that reduces, each reduction with what is computed from it as one kernel."""
+    """Schedule any kernel that reduces, each reduction with what is computed from it as one kernel.
+
+    Where extents are open it is one that slides a small window, as poolings and depthwise convolutions do.
+    """
 
     name = "cuda.window"
 
     def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
-        """Schedule ``func`` when every block computes single elements and extents are known."""
+        """Schedule ``func`` when every block computes single elements."""
         schedule = new_schedule(func, tunable)
         blocks = top_blocks(schedule)
-        if not blocks or not all(is_simple(schedule, block) and static_extents(schedule, block) for block in blocks):
+        if not blocks or not all(is_simple(schedule, block) for block in blocks):
             return None
-        if all(is_spatial(schedule, block) for block in blocks):
+        reductions = [block for block in blocks if not is_spatial(schedule, block)]
+        if not reductions:
+            return None
+        is_open = not all(static_extents(schedule, block) for block in blocks)
+        if is_open and (tunable or not all(_slides(schedule, block) for block in reductions)):
             return None
         machine = machine_of(target)
         try:
@@ -95,7 +111,7 @@ def _bind(schedule: Schedule, block: SBlockRV, machine: GpuMachine) -> LoopRV:
     if not loops:
         loops = [schedule.add_unit_loop(schedule.get_loops(block)[0] if schedule.get_loops(block) else block)]
     fused = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
-    total = extent(schedule, fused)
+    total = extent(schedule, fused) if static_extents(schedule, block) else MANY
     threads = 256
     while threads > 32 and total < threads * machine.multiprocessors * 2:
         threads //= 2
@@ -103,6 +119,15 @@ def _bind(schedule: Schedule, block: SBlockRV, machine: GpuMachine) -> LoopRV:
     schedule.bind(grid, "blockIdx.x")
     schedule.bind(thread, "threadIdx.x")
     return thread
+
+
+def _slides(schedule: Schedule, block: SBlockRV) -> bool:
+    """Whether a reduction goes over a small window of known extents, whose place depends on where the result is."""
+    body = schedule.get(block)
+    reduced = [axis for axis in body.iter_vars if int(axis.iter_type) == IterVar.CommReduce]
+    if not all(isinstance(axis.dom.extent, IntImm) for axis in reduced) or _window(schedule, block) > LARGEST_OF_OPEN:
+        return False
+    return any(isinstance(item.min, prim.Add) for region in body.reads for item in region.region)
 
 
 def _window(schedule: Schedule, block: SBlockRV) -> int:
