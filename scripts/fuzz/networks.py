@@ -6,6 +6,7 @@ Random operators (`draw`) seldom add up to what fusion, layouts and integer arit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -18,17 +19,39 @@ from scripts.fuzz.layers import Layers, Value
 
 OPSETS = (13, 15, 17, 18, 20)
 
-SIDES = (3, 5, 6, 7, 8, 9, 12, 14, 15, 16, 17, 20, 24, 28, 31, 32, 33, 40)
 
-TOKENS = (1, 2, 3, 5, 7, 8, 16, 17, 31, 32, 33, 50, 64)
+@dataclass(frozen=True)
+class Sizes:
+    """How large networks are.
 
-FEATURES = (4, 7, 8, 12, 16, 24, 31, 32, 33, 48, 64, 96)
+    Attributes
+    ----------
+    sides, tokens, features : tuple of int
+        What the extents of images, sequences and their elements are drawn from.
+    most_elements : int
+        Of a value; what has more is made smaller before the next block.
+    """
 
-MOST_ELEMENTS = 40_000
-"""Of a value; what has more is made smaller before the next block."""
+    sides: tuple[int, ...]
+    tokens: tuple[int, ...]
+    features: tuple[int, ...]
+    most_elements: int
 
 
-def draw_network(rng: np.random.Generator) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+USUAL = Sizes(
+    sides=(3, 5, 6, 7, 8, 9, 12, 14, 15, 16, 17, 20, 24, 28, 31, 32, 33, 40),
+    tokens=(1, 2, 3, 5, 7, 8, 16, 17, 31, 32, 33, 50, 64),
+    features=(4, 7, 8, 12, 16, 24, 31, 32, 33, 48, 64, 96),
+    most_elements=40_000,
+)
+SMALL = Sizes(
+    sides=(3, 5, 6, 7, 8, 9, 12), tokens=(1, 2, 3, 5, 7, 8, 16, 17), features=(4, 7, 8, 12, 16, 24, 31),
+    most_elements=4_000,
+)  # fmt: skip
+"""For what is emulated."""
+
+
+def draw_network(rng: np.random.Generator, sizes: Sizes = USUAL) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """Draw a network and inputs of sensible size.
 
     Raises
@@ -40,11 +63,11 @@ def draw_network(rng: np.random.Generator) -> tuple[onnx.ModelProto, dict[str, n
     w = Layers(int(rng.choice(OPSETS)), rng, dtype="float16" if form == "float16" else "float32")
     batch = int(rng.choice((1, 1, 1, 2, 3, 5)))
     kind = str(rng.choice(("image", "image", "image", "tokens", "tokens", "patches", "sequence", "volume")))
-    x = Value("x", _input_shape(rng, kind, batch))
+    x = Value("x", _input_shape(rng, kind, batch, sizes))
     inputs, results = [x], []
-    side = Value("side", (batch, int(w.choose(FEATURES)))) if w.chance(0.2) else None
+    side = Value("side", (batch, int(w.choose(sizes.features)))) if w.chance(0.2) else None
     inputs += [side] if side else []
-    x, outputs = _body(w, x, kind, side)
+    x, outputs = _body(w, x, kind, side, sizes)
     results = [*outputs, *_head(w, x)]
     model = model_of(w, inputs, list(dict.fromkeys(results)))
     scale = float(rng.choice((0.3, 1.0, 1.0, 2.0)))
@@ -52,12 +75,12 @@ def draw_network(rng: np.random.Generator) -> tuple[onnx.ModelProto, dict[str, n
     return in_form(form, model, feeds, rng), feeds
 
 
-def _input_shape(rng: np.random.Generator, kind: str, batch: int) -> tuple[int, ...]:
+def _input_shape(rng: np.random.Generator, kind: str, batch: int, sizes: Sizes) -> tuple[int, ...]:
     def side(most: int = 40) -> int:
-        return int(rng.choice([size for size in SIDES if size <= most]))
+        return int(rng.choice([size for size in sizes.sides if size <= most]))
 
     if kind == "tokens":
-        return batch, int(rng.choice(TOKENS)), int(rng.choice(FEATURES))
+        return batch, int(rng.choice(sizes.tokens)), int(rng.choice(sizes.features))
     channels = int(rng.choice((1, 3, 3, 3, 4, 8, 16, 19)))
     return {
         "image": (batch, channels, side(), side()),
@@ -67,19 +90,19 @@ def _input_shape(rng: np.random.Generator, kind: str, batch: int) -> tuple[int, 
     }[kind]
 
 
-def _body(w: Layers, x: Value, kind: str, side: Value | None) -> tuple[Value, list[Value]]:
+def _body(w: Layers, x: Value, kind: str, side: Value | None, sizes: Sizes) -> tuple[Value, list[Value]]:
     """Apply blocks, some of them to what came earlier; give the last value, and others that are outputs, too."""
     blocks = int(w.choose((1, 1, 2, 2, 3, 3, 4, 5)))
     switch = int(w.rng.integers(blocks + 1)) if kind == "patches" else None
     history, outputs = [x], []
     for index in range(blocks):
         if index == switch:
-            x = _to_tokens(w, x)
+            x = _to_tokens(w, x, sizes)
             history = [x]
         if len(x.shape) == 3 and kind in ("tokens", "patches"):
             x = w.choose(token_blocks.BLOCKS)(w, x)
         else:
-            x = _smaller(w, x)
+            x = _smaller(w, x, sizes.most_elements)
             x = w.choose(image_blocks.BLOCKS if len(x.shape) == 4 else image_blocks.ANY_RANK)(w, x)
         if side is not None and w.chance(0.4):
             x = _conditioned(w, x, side, channels_first=not (len(x.shape) == 3 and kind in ("tokens", "patches")))
@@ -90,8 +113,8 @@ def _body(w: Layers, x: Value, kind: str, side: Value | None) -> tuple[Value, li
     return x, outputs
 
 
-def _smaller(w: Layers, x: Value) -> Value:
-    while prod(x.shape) > MOST_ELEMENTS or x.channels > 160:
+def _smaller(w: Layers, x: Value, most: int) -> Value:
+    while prod(x.shape) > most or x.channels > 160:
         if x.channels > 160 or min(x.shape[2:]) < 3:
             x = w.conv(x, 24, 1)
         else:
@@ -99,9 +122,9 @@ def _smaller(w: Layers, x: Value) -> Value:
     return x
 
 
-def _to_tokens(w: Layers, x: Value) -> Value:
+def _to_tokens(w: Layers, x: Value, sizes: Sizes) -> Value:
     """Make tokens of patches."""
-    features = int(w.choose(FEATURES))
+    features = int(w.choose(sizes.features))
     if min(x.shape[2:]) >= 4 and prod(x.shape[2:]) > 64:
         weights = [w.weights(features, x.channels, 4, 4), w.weights(features, scale=0.3)]
         sides = [extent // 4 for extent in x.shape[2:]]
