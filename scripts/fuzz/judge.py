@@ -60,6 +60,7 @@ def judge(
         types = reference.value_types(model)
         others = list(reference.variants(model, feeds))
         quantised = any(node.op_type in _QUANTISERS for node in model.graph.node)
+        integers = any(node.domain == "com.microsoft" for node in model.graph.node)
         exact = None if quantised else reference.in_double_precision(model, feeds)
         verdicts = []
         for index, (name, theirs, ours) in enumerate(rows):
@@ -73,6 +74,8 @@ def judge(
                 verdicts.append(Verdict(name, "same"))
             elif name in unclear:
                 verdicts.append(Verdict(name, "unspecified", unclear[name]))
+            elif integers and _is_near(theirs, ours):
+                verdicts.append(_fine(name))
             elif quantised and _is_as_far(theirs, ours, [variant[index] for variant in others]):
                 verdicts.append(_fine(name))
             else:
@@ -133,6 +136,16 @@ def _is_as_far(theirs: np.ndarray, ours: np.ndarray, others: Sequence[np.ndarray
     mine = np.abs(ours.astype("float64") - b)
     whole = max(float(distance.mean()) for distance in off)
     return bool(mine.mean() <= MARGIN * whole and mine.max() <= MARGIN * max(float(distance.max()) for distance in off))
+
+
+def _is_near(theirs: np.ndarray, ours: np.ndarray) -> bool:
+    """Say whether few elements are off by a few steps: operators that only onnxruntime has round as it does."""
+    b = theirs.astype("float64")
+    if theirs.dtype.kind == "b" or not theirs.size or not np.isfinite(b).all():
+        return False
+    distance = np.abs(ours.astype("float64") - b)
+    size = float(np.sqrt(np.mean(np.square(b))))
+    return bool(distance.mean() <= 0.01 * size and distance.max() <= 0.1 * np.abs(b).max())
 
 
 def _better(theirs: np.ndarray, ours: np.ndarray, exact: np.ndarray) -> np.ndarray:

@@ -82,6 +82,24 @@ def test_quantised_sums_in_the_middle_of_two_steps_move_what_is_behind_them() ->
         assert kinds(STEPS, feeds, [wrong]) == ["wrong"]
 
 
+def test_operators_of_integers_that_onnx_does_not_have_may_round_otherwise() -> None:
+    body = "a = com.microsoft.QLinearSigmoid(q, step, zero, small, none)"
+    text = (
+        '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> g (float[9,40] x) => (float[9,40] z) '
+        "<float step = {0.0625}, uint8 zero = {128}, float small = {0.00390625}, uint8 none = {0}> "
+        f"{{ q = QuantizeLinear(x, step, zero) {body} z = DequantizeLinear(a, small, none) }}"
+    )
+    model = onnx.parser.parse_model(text)
+    feeds = {"x": normal(9, 40)}
+    (right,) = reference.run(model, feeds)
+    step = right.copy()
+    step[3, 2] += np.float32(1 / 256)
+    assert kinds(model, feeds, [step]) == ["rounding"]
+    assert kinds(model, feeds, [right + np.float32(4 / 256)]) == ["wrong"]
+    step[3, 2] += np.float32(0.5)
+    assert kinds(model, feeds, [step]) == ["wrong"]
+
+
 def test_a_floor_may_fall_to_either_side_of_a_tie_only() -> None:
     x = np.arange(64, dtype="float32") - 20
     x[::2] += 0.5
