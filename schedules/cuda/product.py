@@ -138,7 +138,8 @@ def as_matrices(schedule: Schedule, product: Product) -> None:
     # From here on a tensor is indexed by axes of the block, without those of one element that were only added.
     body = schedule.get(block)
     groups = _groups(schedule, block, row)
-    assert groups is not None
+    if groups is None:
+        raise ScheduleError("an open axis that does not come first")
     axes = {str(axis.var.name): axis for axis in body.iter_vars}
     orders = (("batch", "rows", "depth"), ("batch", "columns", "depth"), ("batch", "rows", "columns"))
     maps = [
@@ -201,8 +202,8 @@ def _repeats(schedule: Schedule, reader: SBlockRV, block: SBlockRV) -> bool:
     body = schedule.get(reader)
     result = schedule.get(block).writes[0].source
     analyzer = tvm.sym.Analyzer()
-    for axis in body.iter_vars:
-        analyzer.bind(axis.var, axis.dom)
+    for axis in body.iter_vars:  # an open extent counts as the same number among places and among points
+        analyzer.bind(axis.var, tvm.ir.Range(0, _size(axis)))
     points = prod(_size(axis) for axis in body.iter_vars)
     for region in body.reads:
         if region.source.same_as(result):

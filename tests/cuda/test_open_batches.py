@@ -38,6 +38,11 @@ CASES: dict[str, tuple[tuple[int, ...], str, dict[str, np.ndarray]]] = {
         "y = Relu(d)",
         {"w": weight(12, 12, 3, 3), "z": weight(12, 1).reshape(12)},
     ),
+    "repeated": (
+        (8, 6, 5),
+        "a = Conv(x, w) y = Tile(a, times)",
+        {"w": weight(9, 8, 3, 3), "times": np.array([1, 2, 1, 3], "int64")},
+    ),
     "sequence": ((8, 31), "a = Conv<pads = [2, 2]>(x, w) y = Relu(a)", {"w": weight(24, 8, 5)}),
     "volume": ((3, 4, 5, 3), "a = Conv<pads = [1, 1, 1, 1, 1, 1]>(x, w) y = Tanh(a)", {"w": weight(9, 3, 3, 3, 3)}),
     "deep": ((256, 5, 5), "a = Conv<pads = [1, 1, 1, 1]>(x, w) y = Relu(a)", {"w": weight(32, 256, 3, 3)}),
