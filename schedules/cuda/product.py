@@ -185,7 +185,7 @@ def inline_behind(schedule: Schedule, block: SBlockRV) -> list[SBlockRV]:
     while True:
         consumers = list(schedule.get_consumers(block))
         # One that repeats what it reads, as a broadcast does, is no place to compute it in.
-        if len(consumers) != 1 or _repeats(schedule, consumers[0], block):
+        if len(consumers) != 1 or repeats(schedule, consumers[0], block):
             return consumers
         # Of the bounds of a padded result TVM keeps one for each axis of the reader: rows that lie one behind the
         # other in it would be written with their padding, over the next one.
@@ -197,7 +197,7 @@ def inline_behind(schedule: Schedule, block: SBlockRV) -> list[SBlockRV]:
             return consumers
 
 
-def _repeats(schedule: Schedule, reader: SBlockRV, block: SBlockRV) -> bool:
+def repeats(schedule: Schedule, reader: SBlockRV, block: SBlockRV) -> bool:
     """Whether a block reads an element of a result more than once: there are fewer places than it has points."""
     body = schedule.get(reader)
     result = schedule.get(block).writes[0].source

@@ -9,12 +9,13 @@ import pytest
 import tvm
 from tvm import relax
 from tvm.script import relax as R
+from tvm.script import tirx as T
 
 import tvm_ext
 from tests.cuda.whole_model import EmulatedModel
 from tests.frontend.onnx.text import graph
 from tvm_ext.frontend import import_model
-from tvm_ext.schedules.cuda.product import find_product
+from tvm_ext.schedules.cuda.product import find_product, repeats
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.target import resolve_target
 
@@ -105,3 +106,22 @@ def test_open_axes_are_products_of_their_own_only_where_they_come_first() -> Non
     assert product_of((open_extent, 4, 24), (24, 16)) is None  # too few to be products of their own
     assert product_of((16, open_extent), (open_extent, 16)) is None
     assert not product_of((8, 32, 24), (24, 16)).is_open
+
+
+def test_a_block_that_repeats_rows_of_an_open_batch_is_known() -> None:
+    @T.prim_func(s_tir=True)
+    def kernel(x: T.handle, y: T.handle):
+        n = T.int64()
+        X, Y = T.match_buffer(x, (n, 8)), T.match_buffer(y, (n, 3, 8))
+        Z = T.sblock_alloc_buffer((n, 8))
+        for i, j in T.grid(n, 8):
+            with T.sblock("made"):
+                v, w = T.axis.remap("SS", [i, j])
+                Z[v, w] = X[v, w] * T.float32(2)
+        for i, k, j in T.grid(n, 3, 8):
+            with T.sblock("repeated"):
+                v, u, w = T.axis.remap("SSS", [i, k, j])
+                Y[v, u, w] = Z[v, w]
+
+    schedule = new_schedule(kernel)
+    assert repeats(schedule, schedule.get_sblock("repeated"), schedule.get_sblock("made"))
