@@ -315,3 +315,20 @@ def test_a_computed_shape_of_another_size_is_refused(shape: tuple[int, int], cou
     compiled = tvm_ext.compile(onnx.parser.parse_model(RESHAPED))
     with pytest.raises(InputError, match=f"has 6 elements along axis 0 where others make it {count}; give values"):
         compiled.run({"x": np.arange(6, dtype="float32"), "shape": np.array(shape)})
+
+
+def test_known_extents_beside_an_open_one() -> None:
+    """As exporters write attention: a shape is of the batch, and of numbers that come of a shape, too."""
+    model = graph(
+        "g (float[n,4] x) => (float[n,2,3] y) { s = Shape(x) n = Slice(s, places, ones) "
+        "r = Concat<axis = 0>(n, ones, ones) e = Expand(row, r) t = Shape(e) six = Slice(t, twos, threes) "
+        "two = Div(six, threes) three = Div(six, twos) known = Concat<axis = 0>(two, three) "
+        "shape = Concat<axis = 0>(n, known) y = Reshape(e, shape) }",
+        row=TABLE[:2, :3].reshape(1, 1, 6), places=np.array([0]), ones=np.array([1]), twos=np.array([2]),
+        threes=np.array([3]),
+    )  # fmt: skip
+    compiled = tvm_ext.compile(model, dynamic={"n": (1, 8)})
+    for batch in (1, 3):
+        x = np.zeros((batch, 4), "float32")
+        (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+        np.testing.assert_array_equal(compiled.run({"x": x})["y"], expected)

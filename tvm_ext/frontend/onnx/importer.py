@@ -324,7 +324,7 @@ class OnnxImporter(ControlFlowConverter):
     def _bind(self, result: Any, name: str) -> Any:
         """Give a result a variable named after the tensor; constants, shapes and tuples stay what they are."""
         if isinstance(result, relax.ShapeExpr) and all(isinstance(dim, tvm.tirx.IntImm) for dim in result.values):
-            return relax.const(np.asarray([int(dim) for dim in result.values], "int64"))
+            return relax.const(np.asarray([int(dim) for dim in result.values], "int64"), "int64")
         if not isinstance(result, relax.Call | relax.TupleGetItem | relax.If):
             return result
         return self.bb.emit(result, name_hint=identifier(name))
