@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -73,7 +74,9 @@ def test_errors(commands: Commands, model: Path, tmp_path: Path) -> None:
     commands("compile", model, "--target", TARGET, *out).error(5, "tensor 'gv'", "--calibrate")
     picture = ("--calibrate", model.parent / "picture.npz")
     commands("compile", model, "--target", TARGET, *picture, *out).error(5, "'picture'", "image")
-    commands("vta", "profile", model, "--target", "llvm").error(12, "is not a VTA", TARGET)
+    for command, target in itertools.product(("run", "profile"), ("llvm", "hexagon-v67", "cuda", "nonsense")):
+        result = commands("vta", command, model.parent / "gone.onnx", "--target", target)
+        result.error(6, f"target '{target}' is not a VTA; use one of the tags {TARGET}, ")
     commands("vta", "profile", model, "--costs", "none").error(2, "no cycle costs named 'none'")
     commands("compile", model, "--calibrate", model.parent / "samples.npy", *out).error(2, "VTA targets")
 

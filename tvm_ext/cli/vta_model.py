@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,12 +59,27 @@ def check_calibration(
                 break
 
 
-def _offload(imported: ImportedModel, target: str, calibration: dict[str, np.ndarray] | None, costs: str) -> VTAModel:
+def _offload(
+    imported: ImportedModel, target: Target, calibration: dict[str, np.ndarray] | None, costs: str
+) -> VTAModel:
     from tvm_ext.backends.vta.model.offload import offload_imported
     from tvm_ext.backends.vta.timing.costs import costs_named
+
+    return offload_imported(imported, target, calibration, costs_named(costs))
+
+
+def _resolved(target: str) -> Target:
+    """Refuse other targets than VTA's, those included that this machine would refuse for reasons of their own."""
+    from tvm_ext.backends.vta.config import CONFIG_OF_MODEL
+    from tvm_ext.errors import TargetError
     from tvm_ext.target import resolve_target
 
-    return offload_imported(imported, resolve_target(target), calibration, costs_named(costs))
+    with contextlib.suppress(TargetError):
+        resolved = resolve_target(target)
+        if "vta" in resolved.keys:
+            return resolved
+    tags = ", ".join(f"tvm-ext/{known}" for known in CONFIG_OF_MODEL)
+    raise TargetError(f"target {target!r} is not a VTA; use one of the tags {tags}")
 
 
 def _plain(row: TensorAccuracy) -> dict[str, Any]:
@@ -112,13 +128,14 @@ def run(
 
     if output is not None:
         check_output(output, [model, *input_files((*inputs, *calibration))])
+    resolved = _resolved(target)
     with step_display(quiet=as_json) as report:
         report("import")
         imported = import_model(model, input_shapes=input_shapes or None)
         arrays = read_inputs(imported.inputs, inputs) if inputs else random_inputs(imported.inputs, seed)
         report("move to VTA")
         samples = read_calibration(imported.inputs, calibration)
-        offloaded = _offload(imported, target, arrays if samples is None else samples, "chisel")
+        offloaded = _offload(imported, resolved, arrays if samples is None else samples, "chisel")
         report("generate code")
         host = native_target()
         with host:
@@ -175,13 +192,13 @@ def profile(
     from tvm_ext.frontend import import_model
     from tvm_ext.inputs import random_inputs
 
-    costs = costs_named(costs_name)
+    costs, resolved = costs_named(costs_name), _resolved(target)
     with step_display(quiet=as_json) as report:
         report("import")
         imported = import_model(model, input_shapes=input_shapes or None)
         report("move to VTA")
         samples = read_calibration(imported.inputs, calibration) or random_inputs(imported.inputs)
-        offloaded = _offload(imported, target, samples, costs_name)
+        offloaded = _offload(imported, resolved, samples, costs_name)
         report("count cycles")
         names = layer_nodes(offloaded.graph)
         found = profile_regions(offloaded.regions, costs, offloaded.partition, names)

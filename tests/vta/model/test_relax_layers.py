@@ -35,6 +35,32 @@ def test_a_layer_takes_what_follows_until_it_is_clipped() -> None:
     assert layer.bias.any()
 
 
+@pytest.mark.parametrize(
+    ("bounds", "expected"),
+    [
+        ([None, None], (0, np.inf)),
+        ([None, (-1, 6)], (0, 6)),
+        ([(-1, 6), None], (0, 6)),
+        ([(-3, 2), (1, 4), (0, 9)], (1, 2)),
+        ([(-3, -2), None], (0, 0)),
+    ],
+)
+def test_bounds_one_after_the_other_are_one(
+    bounds: list[tuple[float, float] | None], expected: tuple[float, float]
+) -> None:
+    """`relu(relu(x))` parted a region; the second one ran on the CPU."""
+
+    def body(e: Emitter, x: Any) -> Any:
+        total = e.conv(x, 16)
+        for bound in bounds:
+            total = e.relu(total) if bound is None else e.emit(relax.op.clip(total, *bound))
+        return e.conv(total, 16, 1)
+
+    first, second = graph_of(body).layers
+    assert (first.low, first.high) == expected
+    assert second.data == first.name
+
+
 def test_factors_of_channels_belong_to_the_weights() -> None:
     factors = np.linspace(-1, 2, 16, dtype=np.float32).reshape(16, 1, 1)
 

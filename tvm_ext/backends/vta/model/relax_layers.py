@@ -202,10 +202,7 @@ class _Reader:
         """Read the operator of ``anchor`` and what can be done with its sums before they are stored."""
         layer, covers = rule(self, anchor)
         current = anchor
-        while not np.isfinite(layer.high) and not np.isfinite(layer.low):
-            following = self._only_use(current)
-            if following is None:
-                break
+        while (following := self._only_use(current)) is not None:
             extended = self._extended(layer, current, following)
             if extended is None:
                 break
@@ -223,11 +220,12 @@ class _Reader:
     def _extended(self, layer: Layer, current: Any, following: Any) -> Layer | None:
         call = self.calls[following]
         operator = operator_of(call)
-        if operator == "relax.nn.relu":
-            return replace(layer, low=0.0)
-        if operator == "relax.clip":
-            low, high = (number_of(argument) for argument in call.args[1:3])
-            return None if low is None or high is None or low > high else replace(layer, low=low, high=high)
+        bounds = _bounds_of(call)
+        if bounds is not None:  # of bounds one after the other the later ones bound the earlier
+            low, high = (float(np.clip(bound, *bounds)) for bound in (layer.low, layer.high))
+            return replace(layer, low=low, high=high)
+        if np.isfinite(layer.low) or np.isfinite(layer.high):
+            return None
         if operator not in ("relax.add", "relax.multiply") or layer.weights is None or layer.bias is None:
             return None
         other = call.args[1] if call.args[0].same_as(current) else call.args[0]
@@ -279,6 +277,16 @@ class _Reader:
             expr = cast(Any, call).args[0]
             call = self.calls.get(expr) if isinstance(expr, relax.Var) else None
         return expr
+
+
+def _bounds_of(call: Any) -> tuple[float, float] | None:
+    """Return what a ReLU or a clip bounds values to, None for anything else."""
+    if operator_of(call) == "relax.nn.relu":
+        return 0.0, np.inf
+    if operator_of(call) != "relax.clip":
+        return None
+    low, high = (number_of(argument) for argument in call.args[1:3])
+    return None if low is None or high is None or low > high else (low, high)
 
 
 # Operators that only say anew what a tensor's shape is.
