@@ -1,21 +1,24 @@
 """Reductions with what is computed from them, in one kernel: softmax, normalisations, means, products with a vector.
 
 Where the reduced elements lie side by side, the threads of a block go along a row; otherwise neighbouring threads have
-neighbouring rows, and further threads share the elements of each.
+neighbouring rows, and further threads share the elements of each. There may be any number of rows, and of elements of
+a row that lie side by side: what has the length of such a row is in no shared memory, but computed again.
 """
 
 from __future__ import annotations
 
-from math import gcd, prod
+from math import gcd
+from typing import Any
 
 import tvm
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.tirx import IterVar, PrimFunc
+from tvm.tirx import IntImm, IterVar, PrimFunc
 
 from tvm_ext.schedules.cuda.blocks import element_bytes, extent, longest_vector, touched
 from tvm_ext.schedules.cuda.finish import finish_schedule
 from tvm_ext.schedules.cuda.machine import MOST_THREADS, STATIC_SHARED, WARP, GpuMachine, machine_of
+from tvm_ext.schedules.cuda.open_extents import OPEN_ROWS, divisor, estimated, is_open, product, same
 from tvm_ext.schedules.kernel.access import axes_of
 from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
 from tvm_ext.schedules.kernel.inline import inline_producers
@@ -44,6 +47,9 @@ RACING = ("int8", "uint8", "int16", "uint16", "bool", "bfloat16")
 """Types that TVM does not exchange by shuffles: threads of a warp go through shared memory without a barrier. Sums and
 extremes of them come in 32 bits; what is left are places of extremes."""
 
+THREADS_OF_OPEN = 256
+"""Threads of a row that may have any number of elements."""
+
 THREADS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """What a tuner may choose for the threads of a row, or the rows of a block."""
 
@@ -59,7 +65,9 @@ class RowReduction:
         blocks = top_blocks(schedule)
         if not blocks or all(is_spatial(schedule, block) for block in blocks):
             return None
-        if not all(is_simple(schedule, block) and static_extents(schedule, block) for block in blocks):
+        if not all(is_simple(schedule, block) for block in blocks):
+            return None
+        if tunable and not all(static_extents(schedule, block) for block in blocks):
             return None
         try:
             _schedule(schedule, machine_of(target))
@@ -74,7 +82,8 @@ def _schedule(schedule: Schedule, machine: GpuMachine) -> None:
     if len(schedule.get_output_blocks("root")) != 1 or not reductions:
         raise NotRows
     for block in reductions:
-        check_single_pass(schedule, block)
+        if not _reads_in_order(schedule, block):
+            check_single_pass(schedule, block)
         if any(str(region.source.dtype) in RACING for region in schedule.get(block).writes):
             raise NotRows
     along = contiguous_axis_reduces(axes_of(schedule, reductions[0]))
@@ -82,11 +91,14 @@ def _schedule(schedule: Schedule, machine: GpuMachine) -> None:
         schedule.cache_write(blocks[-1], 0, "local")
         blocks = top_blocks(schedule)
     rows, inside = row_loops(schedule, blocks)
-    count = prod(extent(schedule, loop) for loop in rows)
-    if any(_results(schedule, block) != count for block in reductions):
+    count = product(schedule.get(loop).extent for loop in rows)
+    if not all(same(_results(schedule, block), count) for block in reductions):
         raise NotRows  # what is computed of it has other rows, as in squeeze and excitation
-    length = max(_reduced(schedule, block) for block in reductions)
-    if along and len(reductions) == 1 and length <= MOST_SERIAL and count >= MOST_SERIAL * length:
+    length = max((_reduced(schedule, block) for block in reductions), key=estimated)
+    if is_open(length) and not along:
+        raise NotRows
+    few = not is_open(length) and length <= MOST_SERIAL and estimated(count, OPEN_ROWS) >= MOST_SERIAL * length
+    if along and len(reductions) == 1 and few:
         raise NotRows
     if not rows:
         loops = schedule.get_loops(blocks[-1])
@@ -114,50 +126,65 @@ def _few_blocks(schedule: Schedule) -> list[SBlockRV]:
     return top_blocks(schedule)
 
 
-def _reduced(schedule: Schedule, block: SBlockRV) -> int:
+def _reads_in_order(schedule: Schedule, block: SBlockRV) -> bool:
+    """Whether a reduction reads a tensor whose axes are its own, each once: strides of open extents are no numbers."""
+    body = schedule.get(block)
+    axes = [axis.var for axis in body.iter_vars if is_open(axis.dom.extent) or int(axis.dom.extent) != 1]
+    for region in body.reads:
+        indices = [item.min for item in region.region if not isinstance(item.min, IntImm)]
+        if len(indices) == len(axes) and all(any(axis.same_as(index) for index in indices) for axis in axes):
+            return True
+    return False
+
+
+def _reduced(schedule: Schedule, block: SBlockRV) -> Any:
     """Count the elements that one element of the result is made of."""
     axes = schedule.get(block).iter_vars
-    return prod(int(axis.dom.extent) for axis in axes if int(axis.iter_type) == IterVar.CommReduce)
+    return product(axis.dom.extent for axis in axes if int(axis.iter_type) == IterVar.CommReduce)
 
 
-def _results(schedule: Schedule, block: SBlockRV) -> int:
+def _results(schedule: Schedule, block: SBlockRV) -> Any:
     """Count the elements of the result of a reduction."""
     axes = schedule.get(block).iter_vars
-    return prod(int(axis.dom.extent) for axis in axes if int(axis.iter_type) != IterVar.CommReduce)
+    return product(axis.dom.extent for axis in axes if int(axis.iter_type) != IterVar.CommReduce)
 
 
 def _along_rows(
-    schedule: Schedule, blocks: list[SBlockRV], row: LoopRV, count: int, length: int, machine: GpuMachine
+    schedule: Schedule, blocks: list[SBlockRV], row: LoopRV, count: Any, length: Any, machine: GpuMachine
 ) -> None:
     """Give each row to the threads of a block or, when rows are short, of a warp."""
-    share = ELEMENTS if count >= machine.multiprocessors else 2
-    threads = min(1024, max(WARP, _next_power_of_two(-(-length // share))))
-    together = gcd(count, 8 if threads == WARP else 1)
-    while together > 1 and count // together < 2 * machine.multiprocessors:
+    some, sure = estimated(count, OPEN_ROWS), divisor(count)
+    share = ELEMENTS if some >= machine.multiprocessors else 2
+    threads = THREADS_OF_OPEN
+    if not is_open(length):
+        threads = min(1024, max(WARP, _next_power_of_two(-(-length // share))))
+        threads = pick(schedule, [size for size in THREADS if WARP <= size <= 2 * max(length, WARP)], threads)
+    together = gcd(sure, 8 if threads == WARP else 1)
+    while together > 1 and some // together < 2 * machine.multiprocessors:
         together //= 2
-    threads = pick(schedule, [size for size in THREADS if WARP <= size <= 2 * max(length, WARP)], threads)
-    together = pick(schedule, [size for size in (1, 2, 4, 8) if count % size == 0], together)
+    together = pick(schedule, [size for size in (1, 2, 4, 8) if sure % size == 0], together)
     if threads * together > MOST_THREADS:
         raise NotRows
     block, inner = schedule.split(row, [None, together])
     schedule.bind(block, "blockIdx.x")
     if together > 1:
         schedule.bind(inner, "threadIdx.y")
-    if _bytes_between(schedule, blocks, length * together) > MOST_SHARED:
+    kept = MOST_SHARED + 1 if is_open(length) else length * together
+    if _bytes_between(schedule, blocks, kept) > MOST_SHARED:
         blocks = _computed_again(schedule, blocks)
     for item in reversed(blocks[:-1]):
         schedule.compute_at(item, inner, preserve_unit_loops=False)
     for item in blocks:
         _spread(schedule, item, inner, threads, "threadIdx.x", vectors=True)
-    _keep_in_shared(schedule, blocks, length * together)
+    _keep_in_shared(schedule, blocks, kept)
 
 
 def _across_rows(
-    schedule: Schedule, blocks: list[SBlockRV], row: LoopRV, count: int, length: int, machine: GpuMachine
+    schedule: Schedule, blocks: list[SBlockRV], row: LoopRV, count: Any, length: int, machine: GpuMachine
 ) -> None:
     """Give neighbouring rows to neighbouring threads, and each row to as many as keep the machine busy."""
     columns, sharing = _shape(count, length, machine)
-    columns = pick(schedule, [size for size in THREADS if count % size == 0 and size <= 256], columns)
+    columns = pick(schedule, [size for size in THREADS if divisor(count) % size == 0 and size <= 256], columns)
     sharing = pick(schedule, [size for size in (1, 2, 4, 8, 16, 32) if size <= max(1, length)], sharing)
     if columns * sharing > MOST_THREADS:
         raise NotRows
@@ -181,19 +208,20 @@ def _across_rows(
         _keep_in_shared(schedule, blocks, length * columns)
 
 
-def _shape(count: int, length: int, machine: GpuMachine) -> tuple[int, int]:
+def _shape(count: Any, length: int, machine: GpuMachine) -> tuple[int, int]:
     """Choose how many rows are side by side in a block, and how many threads share each."""
     wanted = machine.multiprocessors * machine.threads_per_multiprocessor // 2
+    some, sure = estimated(count, OPEN_ROWS), divisor(count)
     sharing = 1
-    while sharing < 32 and count * sharing < wanted and length >= 2 * ELEMENTS * sharing:
+    while sharing < 32 and some * sharing < wanted and length >= 2 * ELEMENTS * sharing:
         sharing *= 2
     most = 128 if sharing == 1 else 32
-    while most > 8 and -(-count // most) < machine.multiprocessors:
+    while most > 8 and -(-some // most) < machine.multiprocessors:
         most //= 2
     # A part of a block without rows would be a condition around barriers, which there are none of where nothing is
     # shared.
-    columns = max(size for size in range(1, most + 1) if count % size == 0)
-    return (columns, sharing) if columns >= min(8, count) else (32, 1)
+    columns = max(size for size in range(1, most + 1) if sure % size == 0)
+    return (columns, sharing) if columns >= min(8, some) else (32, 1)
 
 
 def _computed_again(schedule: Schedule, blocks: list[SBlockRV]) -> list[SBlockRV]:
@@ -236,11 +264,11 @@ def _spread(schedule: Schedule, block: SBlockRV, row: LoopRV, threads: int, thre
     names = [schedule.get(loop).loop_var.name for loop in loops]
     position = names.index(schedule.get(row).loop_var.name)
     # Axes of one element stay apart: a reduction across threads is recognised by loops of nothing but it.
-    inner = [loop for loop in loops[position + 1 :] if extent(schedule, loop) > 1]
+    inner = [loop for loop in loops[position + 1 :] if estimated(schedule.get(loop).extent) > 1]
     if not inner:
         inner = [schedule.add_unit_loop(block)]
     fused = schedule.fuse(*inner) if len(inner) > 1 else inner[0]
-    total = extent(schedule, fused)
+    total = schedule.get(fused).extent
     wide = 1
     if vectors and is_spatial(schedule, block) and not has_condition(schedule, block):
         wide = _vector(schedule, block, total, threads)
@@ -248,21 +276,21 @@ def _spread(schedule: Schedule, block: SBlockRV, row: LoopRV, threads: int, thre
     schedule.bind(pieces[1], thread)
     if wide > 1:
         schedule.vectorize(pieces[2])
-    if extent(schedule, pieces[0]) > 1:
+    if not is_open(total) and extent(schedule, pieces[0]) > 1:
         schedule.annotate(pieces[0], "pragma_auto_unroll_max_step", 16)
         schedule.annotate(pieces[0], "pragma_unroll_explicit", 1)
 
 
-def _vector(schedule: Schedule, block: SBlockRV, total: int, threads: int) -> int:
+def _vector(schedule: Schedule, block: SBlockRV, total: Any, threads: int) -> int:
     """Count the elements of an access where a row is stored: as many as lie side by side in every tensor."""
     wide = longest_vector(touched(schedule, block))
     axes = axes_of(schedule, block)
     for access in axes.accesses:
         if not access.strides or access.strides[-1] not in (0, 1):
             return 1
-        row_size = int(access.buffer.shape[-1]) if access.strides[-1] == 1 else wide
+        row_size = divisor(access.buffer.shape[-1]) if access.strides[-1] == 1 else wide
         wide = gcd(wide, row_size)
-    return wide if total >= threads * wide else 1
+    return wide if is_open(total) or int(total) >= threads * wide else 1
 
 
 def _next_power_of_two(number: int) -> int:

@@ -1,0 +1,76 @@
+"""Any number of rows on CUDA, and rows of any length: their values, and which rule took what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tvm_ext
+from tests.cuda.whole_model import EmulatedModel
+from tests.frontend.onnx.text import graph
+from tvm_ext.frontend import import_model
+from tvm_ext.target import resolve_target
+
+RNG = np.random.default_rng(0)
+
+
+def weight(*shape: int) -> np.ndarray:
+    return (RNG.standard_normal(shape) / np.sqrt(shape[-1])).astype("float32")
+
+
+REDUCTIONS: dict[str, tuple[tuple[int | str, ...], str, dict[str, np.ndarray]]] = {
+    "layer norm": (
+        ("b", "n", 33), "a = Relu(x) y = LayerNormalization<axis = -1>(a, s, t)", {"s": weight(33), "t": weight(33)},
+    ),
+    "softmax of open rows": (("b", 3, "n"), "y = Softmax<axis = -1>(x)", {}),
+    "masked softmax": (
+        (2, "n", "n"), "a = Trilu<upper = 0>(x, k) b = Mul(a, h) y = Softmax<axis = -1>(b)",
+        {"k": np.array(0, "int64"), "h": np.array(0.5, "float32")},
+    ),
+    "softmax across": (("b", 17, "n"), "y = Softmax<axis = 1>(x)", {}),
+    "long rows": (("b", 8192), "y = Softmax<axis = -1>(x)", {}),
+    "rows of vectors": (("n", 8), "a = Softmax<axis = -1>(x) y = Sqrt(a)", {}),
+    "mean of an image": (
+        ("b", 7, "n", "m"), "a = GlobalAveragePool(x) b = Sigmoid(a) y = Mul(b, x)", {},
+    ),
+    "instance norm": (
+        ("b", 3, "n", 31), "y = InstanceNormalization(x, s, t)", {"s": weight(3), "t": weight(3)},
+    ),
+    "group norm": (
+        ("b", 12, 5, 7), "y = GroupNormalization<num_groups = 3>(x, s, t)", {"s": weight(3), "t": weight(3)},
+    ),
+    "norms of columns": (("b", 40, "n"), "y = ReduceL2<keepdims = 1>(x, axes)", {"axes": np.array([1], "int64")}),
+    "sum of all": (("b", "n", 3), "y = ReduceSum<keepdims = 1>(x)", {}),
+    "largest": (("b", "n"), "a = ReduceMax<keepdims = 1>(x, axes) y = Sub(x, a)", {"axes": np.array([1], "int64")}),
+}  # fmt: skip
+SIZES = ({"b": 1, "n": 1, "m": 7}, {"b": 3, "n": 33, "m": 17}, {"b": 17, "n": 129, "m": 1})
+
+
+def model_of(shape: tuple[int | str, ...], body: str, constants: dict[str, np.ndarray]) -> Any:
+    sides, results = ",".join(map(str, shape)), ",".join("hijk"[: len(shape)])
+    return graph(f"g (float[{sides}] x) => (float[{results}] y) {{ {body} }}", 18, **constants)
+
+
+def check(model: Any, shape: tuple[int | str, ...], arch: str, tolerance: float, **options: Any) -> EmulatedModel:
+    """Compare with a CPU, at several sizes."""
+    ranges = {name: (1, 256) for name in shape if isinstance(name, str)}
+    target = resolve_target({"kind": "cuda", "arch": arch})
+    emulated = EmulatedModel(import_model(model, dynamic=ranges).mod, target, **options)
+    for number, sizes in enumerate(SIZES):
+        known = [sizes.get(extent, extent) for extent in shape]
+        x = np.random.default_rng(number).standard_normal(known).astype("float32")
+        (found,) = emulated(x)
+        expected = tvm_ext.compile(model, input_shapes={"x": x.shape}).run({"x": x})["y"]
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * np.abs(expected).max())
+    assert not emulated.faults
+    return emulated
+
+
+@pytest.mark.parametrize(("arch", "options"), [("sm_80", {}), ("sm_90", {"fuse": "mapping-type"})])
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions(name: str, arch: str, options: dict[str, Any]) -> None:
+    shape, body, constants = REDUCTIONS[name]
+    emulated = check(model_of(shape, body, constants), shape, arch, 1e-5, **options)
+    assert "" not in emulated.rules.values(), emulated.rules
