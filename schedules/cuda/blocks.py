@@ -26,20 +26,34 @@ def extent(schedule: Schedule, loop: LoopRV) -> int:
     return int(schedule.get(loop).extent)
 
 
-def bind_grid(schedule: Schedule, batch: LoopRV, rows: LoopRV, columns: LoopRV) -> None:
+def bind_grid(schedule: Schedule, batch: LoopRV, rows: LoopRV, columns: LoopRV, together: bool = False) -> None:
     """Bind the loops over tiles to the axes of the grid; the first may be long, the others have 65,535 blocks.
 
-    A batch of open extent may be long; of a known one the columns are more.
+    With ``together``, eight rows of tiles at most run side by side, so that they read the same columns from the L2
+    cache. A batch of open extent may be long, and so may open rows or columns, of which any has its part of that axis;
+    of known ones the columns are more.
     """
-    if isinstance(schedule.get(batch).extent, IntImm):
-        order = (batch, rows, columns)
-    elif max(extent(schedule, rows), extent(schedule, columns)) <= MOST_BLOCKS:
-        order = (rows, columns, batch)
-        schedule.reorder(*order)
+    is_open = [not isinstance(schedule.get(loop).extent, IntImm) for loop in (batch, rows, columns)]
+    if together and not is_open[1]:
+        rows, inner = schedule.split(rows, [None, _side_by_side(extent(schedule, rows))])
+        schedule.reorder(rows, columns, inner)
+        columns = schedule.fuse(columns, inner)
+    short = [loop for loop, unknown in zip((rows, columns), is_open[1:], strict=True) if not unknown]
+    if not any(is_open):
+        order = [batch, rows, columns]
+    elif all(extent(schedule, loop) <= MOST_BLOCKS for loop in short):
+        long = [batch, *(loop for loop, unknown in zip((rows, columns), is_open[1:], strict=True) if unknown)]
+        schedule.reorder(*short, *long)
+        order = [*short, schedule.fuse(*long) if len(long) > 1 else batch]
     else:
         raise ScheduleError("a product whose tiles are more than an axis of the grid has")
-    for loop, thread in zip(order, ("blockIdx.z", "blockIdx.y", "blockIdx.x"), strict=True):
+    for loop, thread in zip(reversed(order), ("blockIdx.x", "blockIdx.y", "blockIdx.z"), strict=False):
         schedule.bind(loop, thread)
+
+
+def _side_by_side(blocks: int) -> int:
+    """Count the rows of tiles whose blocks run side by side."""
+    return next(count for count in (8, 4, 2, 1) if blocks % count == 0)
 
 
 def elements(buffer: Any) -> int:

@@ -17,6 +17,7 @@ from tvm import tirx
 from tvm.ir.prim import expr as prim
 from tvm.s_tir import Schedule
 
+from tvm_ext.schedules.cuda.open_extents import divisor, estimated, product
 from tvm_ext.schedules.kernel.blocks import is_spatial, top_blocks
 
 
@@ -74,7 +75,7 @@ def side_by_side(schedule: Schedule, region: Any, axes: Sequence[Any], depth: Se
 
 def _together(load: _Load, axis: Any, axes: Sequence[Any]) -> int:
     """Count the neighbours along an axis that lie side by side and aligned, a power of two."""
-    size = _number(axis.dom.extent) or 1
+    size = divisor(axis.dom.extent)
     most = size & -size
     if any(_among(axis.var, condition) for condition in load.conditions):
         return 1
@@ -85,10 +86,9 @@ def _together(load: _Load, axis: Any, axes: Sequence[Any]) -> int:
     others = [item.var for item in axes if not item.var.same_as(axis.var) and _among(item.var, load.offset)]
     first = tvm.sym.Analyzer().simplify(load.offset - axis.var)
     found = list(tvm.sym.detect_linear_equation(first, others)) if others else [first]
-    steps = [_number(step) for step in found]
-    if len(steps) != len(others) + 1 or None in steps:
+    if len(found) != len(others) + 1:
         return 1
-    step = gcd(*(abs(number) for number in steps if number is not None))
+    step = gcd(*(abs(divisor(step)) for step in found))
     return min(most, step & -step) if step else most
 
 
@@ -112,12 +112,10 @@ def _loads(schedule: Schedule, region: Any, axes: Sequence[Any]) -> list[_Load] 
         seen.add(key)
         maker = next((block for block in blocks if block.writes and block.writes[0].source.same_as(source)), None)
         if maker is None:
-            shape = [_number(size) for size in source.shape]
-            if None in shape[1:]:  # no stride depends on how many there are of the first axis
-                return None
-            strides = [prod(size or 0 for size in shape[place + 1 :]) for place in range(len(shape))]
+            strides = [product(source.shape[place + 1 :]) for place in range(len(source.shape))]
             offset = sum((index * stride for index, stride in zip(indices, strides, strict=True)), start=0)
-            found.append(_Load(analyzer.simplify(tirx.convert(offset)), conditions, prod(size or 1 for size in shape)))
+            elements = prod(map(estimated, source.shape))
+            found.append(_Load(analyzer.simplify(tirx.convert(offset)), conditions, elements))
             continue
         store, value = _stored(maker.body)
         if not all(isinstance(index, tirx.Var) for index in store.indices):

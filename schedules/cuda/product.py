@@ -23,12 +23,9 @@ from tvm.tirx import IterVar
 
 from tvm_ext.schedules.cuda.blocks import element_bytes
 from tvm_ext.schedules.cuda.neighbours import side_by_side
+from tvm_ext.schedules.cuda.open_extents import OPEN, OPEN_ROWS, estimated, is_open
 from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
 from tvm_ext.schedules.kernel.operations import is_simple
-
-OPEN = 4
-"""What an extent that only a run knows counts as when a tile is chosen."""
-
 
 FEWEST_OF_EACH = 8
 """Rows and columns of a product, where there may be any number of such products; of less they are better as one."""
@@ -43,7 +40,7 @@ class Product:
     block : SBlockRV or None
         None of a product that is only estimated.
     batch, rows, columns, depth : int
-        Extents. The last axis of the result is a column.
+        Extents, estimated where they are open. The last axis of the result is a column.
     row_operand : int
         Which of what the block reads has the rows: 0 or 1.
     row_bytes, column_bytes, result_bytes : int
@@ -57,7 +54,9 @@ class Product:
         Whether rows, and columns, are a multiple of those of any tile: where an axis of the result has the batch too,
         as that of channels in groups, TVM takes what is beyond the last row of a product for the next one's first.
     is_open : bool
-        Whether a run says how many products there are.
+        Whether a run says how many products, or rows, or columns there are.
+    open_columns : bool
+        Whether it says how many columns.
     """
 
     block: SBlockRV | None
@@ -74,6 +73,7 @@ class Product:
     unique_bytes: int
     whole: tuple[bool, bool] = (False, False)
     is_open: bool = False
+    open_columns: bool = False
 
     def allows(self, rows: int, columns: int) -> bool:
         """Whether the result may be divided into tiles of so many rows and columns."""
@@ -93,16 +93,20 @@ def find_product(schedule: Schedule) -> Product | None:
     if len(summing) != 1 or len(schedule.get_output_blocks("root")) != 1:
         return None
     (block,) = summing
-    is_open = not all(static_extents(schedule, item) for item in blocks)
+    any_open = not all(static_extents(schedule, item) for item in blocks)
     if not all(is_simple(schedule, item) for item in blocks):
         return None
     groups = _groups(schedule, block)
     if groups is None or any(_is_open(axis) for axis in groups["depth"]):
         return None
     body = schedule.get(block)
+    whole = {side: _shares_axis(body, groups, side) for side in ("rows", "columns")}
+    open_sides = {side: any(_is_open(axis) for axis in groups[side]) for side in whole}
+    if any(whole[side] and open_sides[side] for side in whole):
+        return None  # no tile is sure to divide them
     extents = {name: prod(_size(axis) for axis in axes) for name, axes in groups.items() if name != "row_operand"}
-    if is_open and min(extents["rows"], extents["columns"]) < FEWEST_OF_EACH:
-        return None
+    for side in whole:
+        extents[side] = max(extents[side], OPEN_ROWS) if open_sides[side] else extents[side]
     row = groups["row_operand"]
     regions = (body.reads[row], body.reads[1 - row])
     unique = sum(_elements(region) * element_bytes(region.source.dtype) for region in (*body.reads, *body.writes))
@@ -113,7 +117,7 @@ def find_product(schedule: Schedule) -> Product | None:
     return Product(
         block, extents["batch"], extents["rows"], extents["columns"], extents["depth"], row,
         row_bytes, column_bytes, result_bytes, vectors[0], vectors[1], unique,
-        (_shares_axis(body, groups, "rows"), _shares_axis(body, groups, "columns")), is_open,
+        (whole["rows"], whole["columns"]), any_open, open_sides["columns"],
     )  # fmt: skip
 
 
@@ -131,15 +135,17 @@ def as_matrices(schedule: Schedule, product: Product) -> None:
     Those blocks are still to be inlined, as is the one that brings the result into the order it is stored in.
     """
     block, row = product.block, product.row_operand
+    groups = _groups(schedule, block, row)
+    assert groups is not None
+    places = {str(axis.var.name): place for place, axis in enumerate(schedule.get(block).iter_vars)}
     _join_behind(schedule, block)
     rows = schedule.reindex(block, ("read", row))
     columns = schedule.reindex(block, ("read", 1 - row))
     result = schedule.reindex(block, ("write", 0))
     # From here on a tensor is indexed by axes of the block, without those of one element that were only added.
     body = schedule.get(block)
-    groups = _groups(schedule, block, row)
-    if groups is None:
-        raise ScheduleError("an open axis that does not come first")
+    for side in ("batch", "rows", "columns", "depth"):
+        groups[side] = [body.iter_vars[places[str(axis.var.name)]] for axis in groups[side]]
     axes = {str(axis.var.name): axis for axis in body.iter_vars}
     orders = (("batch", "rows", "depth"), ("batch", "columns", "depth"), ("batch", "rows", "columns"))
     maps = [
@@ -204,6 +210,8 @@ def repeats(schedule: Schedule, reader: SBlockRV, block: SBlockRV) -> bool:
     analyzer = tvm.sym.Analyzer()
     for axis in body.iter_vars:  # an open extent counts as the same number among places and among points
         analyzer.bind(axis.var, tvm.ir.Range(0, _size(axis)))
+        for variable in _free(axis.dom.extent):
+            analyzer.bind(variable, tvm.ir.Range(OPEN, OPEN + 1))
     points = prod(_size(axis) for axis in body.iter_vars)
     for region in body.reads:
         if region.source.same_as(result):
@@ -253,13 +261,22 @@ def _groups(schedule: Schedule, block: SBlockRV, row_operand: int | None = None)
             (True, True, True): "batch", (True, False, True): "left", (False, True, True): "right",
             (True, True, False): "depth",
         }.get(inside)  # fmt: skip
-        if _is_open(axis) and name in ("left", "right"):
-            if not _among(axis.var, _free(body.writes[0].region[0].min)):
-                return None  # rows of any number; products for each of them would load the other operand as often
-            name = "batch"
         if name is None or reduces != (name == "depth"):
             return None
         found[name].append(axis)
+    for side, other in (("left", "right"), ("right", "left")):
+        first = next((axis for axis in found[side] if _is_open(axis)), None)
+        if first is None:
+            continue
+        # Rows of any number have the open axis outermost: what is divided by is known.
+        known = [axis for axis in found[side] if axis is not first]
+        found[side] = [first, *known]
+        comes_first = _among(first.var, _free(body.writes[0].region[0].min))
+        if comes_first and min(prod(map(_size, axes)) for axes in (known, found[other])) >= FEWEST_OF_EACH:
+            found["batch"].append(first)
+            found[side] = known
+    if any(_is_open(axis) for axes in found.values() for axis in axes[1:]):
+        found["batch"].sort(key=_is_open, reverse=True)
     if not all(found[name] for name in ("left", "right", "depth")):
         return None
     last = next(
@@ -296,10 +313,12 @@ def _index_map(axes: Sequence[Any], groups: dict[str, Any], order: Sequence[str]
     """Map axes to one index for each group, its first axis outermost."""
     variables = [tirx.Var(f"i{number}", axis.dom.extent.ty) for number, axis in enumerate(axes)]
     indices: dict[str, Any] = {}
-    for axis, variable in zip(axes, variables, strict=True):
-        for name in order:
-            if any(axis.var.same_as(item.var) for item in groups[name]):
-                indices[name] = variable if name not in indices else indices[name] * axis.dom.extent + variable
+    for name in order:
+        for item in groups[name]:
+            found = next((place for place, axis in enumerate(axes) if axis.var.same_as(item.var)), None)
+            if found is not None:
+                inner = variables[found]
+                indices[name] = inner if name not in indices else indices[name] * item.dom.extent + inner
     zero = tirx.IntImm(axes[0].dom.extent.ty, 0)
     return tirx.IndexMap(variables, [indices.get(name, zero) for name in order], None)
 
@@ -321,13 +340,12 @@ def _is_one(extent: Any) -> bool:
 
 
 def _size(axis: Any) -> int:
-    """Give the extent of an axis; an open one counts as :data:`OPEN`."""
-    return OPEN if _is_open(axis) else int(axis.dom.extent)
+    return estimated(axis.dom.extent)
 
 
 def _is_open(axis: Any) -> bool:
-    return not isinstance(axis.dom.extent, tirx.IntImm)
+    return is_open(axis.dom.extent)
 
 
 def _elements(region: Any) -> int:
-    return prod(int(size) if isinstance(size, tirx.IntImm) else OPEN for size in region.source.shape)
+    return prod(map(estimated, region.source.shape))

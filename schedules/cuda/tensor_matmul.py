@@ -128,9 +128,7 @@ def schedule_tensor_product(
     schedule.reorder(grid, i0, j0, wi, wj, k0, k1, mi, nj, ii, jj, kk)
     inner = target
     target = schedule.blockize(ii)
-    i0, i1 = schedule.split(i0, [None, side_by_side_blocks(extent(schedule, i0))])
-    schedule.reorder(i0, j0, i1)
-    bind_grid(schedule, grid, i0, schedule.fuse(j0, i1))
+    bind_grid(schedule, grid, i0, j0, together=True)
     warp = schedule.fuse(wi, wj)
     schedule.bind(warp, "threadIdx.y")
     store = schedule.cache_write(target, 0, "warp")
@@ -173,11 +171,6 @@ def schedule_tensor_product(
     else:
         finish(schedule, store, machine)
     return schedule
-
-
-def side_by_side_blocks(blocks: int) -> int:
-    """Count the rows of tiles whose blocks run side by side, so that they read the same columns from the L2 cache."""
-    return next(count for count in (8, 4, 2, 1) if blocks % count == 0)
 
 
 def to_fragments(schedule: Schedule, block: SBlockRV, buffer: tuple[str, int], place: Any, depth: int) -> None:

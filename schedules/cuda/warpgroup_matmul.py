@@ -14,7 +14,7 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
-from tvm_ext.schedules.cuda.blocks import bind_grid, extent
+from tvm_ext.schedules.cuda.blocks import bind_grid
 from tvm_ext.schedules.cuda.finish import finish_schedule
 from tvm_ext.schedules.cuda.fragments import SIDE, clear_fragment, result_fragment
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
@@ -25,7 +25,6 @@ from tvm_ext.schedules.cuda.tensor_matmul import (
     HALVES,
     fill_tile,
     operand_types,
-    side_by_side_blocks,
     store_lanes,
     to_fragments,
 )
@@ -104,7 +103,7 @@ def schedule_warpgroup_product(
     if tile.thread_rows != GROUP_ROWS or (not product.column_vector[0] and tile.thread_columns % ROW):
         raise ScheduleError(f"{tile} is not of whole instructions, whose columns are whole rows of shared memory")
     # A pair of neighbours is one access, where every row begins at an even number.
-    pairs = product.columns % 2 == 0
+    pairs = product.columns % 2 == 0 and not product.open_columns
     as_matrices(schedule, product)
     schedule.pad_einsum(block, [1, tile.rows, tile.columns, tile.depth * tile.parts])
     target = divide_depth(schedule, block, tile.parts) if tile.parts > 1 else block
@@ -116,9 +115,7 @@ def schedule_warpgroup_product(
     schedule.reorder(grid, i0, j0, wi, wj, quarter, k0, k1, ii, jj, kk)
     inner = target
     target = schedule.blockize(ii)
-    i0, i1 = schedule.split(i0, [None, side_by_side_blocks(extent(schedule, i0))])
-    schedule.reorder(i0, j0, i1)
-    bind_grid(schedule, grid, i0, schedule.fuse(j0, i1))
+    bind_grid(schedule, grid, i0, j0, together=True)
     warp = schedule.fuse(wi, wj, quarter)
     schedule.bind(warp, "threadIdx.y")
     store = schedule.cache_write(target, 0, "warp")

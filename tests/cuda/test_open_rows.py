@@ -74,3 +74,45 @@ def test_reductions(name: str, arch: str, options: dict[str, Any]) -> None:
     shape, body, constants = REDUCTIONS[name]
     emulated = check(model_of(shape, body, constants), shape, arch, 1e-5, **options)
     assert "" not in emulated.rules.values(), emulated.rules
+
+
+PRODUCTS: dict[str, tuple[tuple[int | str, ...], str, dict[str, np.ndarray]]] = {
+    "dense": (("n", 24), "a = MatMul(x, w) b = Add(a, v) y = Relu(b)", {"w": weight(24, 31), "v": weight(31)}),
+    "wide": (("b", "n", 64), "a = MatMul(x, w) b = Tanh(a) y = Add(b, a)", {"w": weight(64, 128)}),
+    "residual": (("n", 64), "a = MatMul(x, w) b = Add(a, x) y = Sigmoid(b)", {"w": weight(64, 64)}),
+    "few rows of each": (("b", 4, 40), "a = MatMul(x, w) y = Relu(a)", {"w": weight(40, 17)}),
+    "deep": (("n", 2048), "y = MatMul(x, w)", {"w": weight(2048, 16)}),
+    "columns": (("n", 24), "a = Transpose<perm = [1, 0]>(x) y = MatMul(w, a)", {"w": weight(32, 24)}),
+    "columns of each": (
+        ("b", "n", 24), "a = Transpose<perm = [0, 2, 1]>(x) b = MatMul(w, a) y = Relu(b)", {"w": weight(32, 24)},
+    ),
+    "scores": (
+        (3, "n", 32), "t = Transpose<perm = [0, 2, 1]>(x) a = MatMul(x, t) y = Mul(a, h)",
+        {"h": np.array(0.5, "float32")},
+    ),
+    "scores of each": (
+        ("b", "n", 32), "t = Transpose<perm = [0, 2, 1]>(x) a = MatMul(x, t) y = Mul(a, h)",
+        {"h": np.array(0.5, "float32")},
+    ),
+    "heads": (
+        ("b", "n", 48), "a = Reshape(x, p) q = Transpose<perm = [0, 2, 1, 3]>(a) t = Transpose<perm = [0, 2, 3, 1]>(a) "
+        "y = MatMul(q, t)", {"p": np.array([0, 0, 3, 16], "int64")},
+    ),
+    "sequence": (("b", 16, "n"), "a = Conv<pads = [1, 1]>(x, w) y = Relu(a)", {"w": weight(24, 16, 3)}),
+    "few channels": (("b", 16, 5, 7), "a = Conv<pads = [1, 1, 1, 1]>(x, w) y = Relu(a)", {"w": weight(3, 16, 3, 3)}),
+    "image": (("b", 16, "n", "m"), "a = Conv<pads = [1, 1, 1, 1]>(x, w) y = Relu(a)", {"w": weight(24, 16, 3, 3)}),
+    "pixels": ((1, 24, "n", 31), "a = Conv(x, w) y = Relu(a)", {"w": weight(16, 24, 1, 1)}),
+}  # fmt: skip
+SETTINGS: tuple[tuple[str, dict[str, Any], float], ...] = (
+    ("sm_80", {}, 1e-5),
+    ("sm_90", {"precision": "float16"}, 5e-3),
+    ("sm_100", {"precision": "tf32", "fuse": "mapping-type"}, 5e-3),
+)
+
+
+@pytest.mark.parametrize(("arch", "options", "tolerance"), SETTINGS, ids=[row[0] for row in SETTINGS])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products(name: str, arch: str, options: dict[str, Any], tolerance: float) -> None:
+    shape, body, constants = PRODUCTS[name]
+    emulated = check(model_of(shape, body, constants), shape, arch, tolerance, **options)
+    assert "" not in emulated.rules.values(), emulated.rules
