@@ -7,7 +7,6 @@ is in registers only. Operands of 16 bits go to tensor cores, others to ordinary
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import tvm
@@ -22,6 +21,7 @@ from tvm_ext.schedules.cuda.attention_parts import AttentionParts
 from tvm_ext.schedules.cuda.attention_tensor_kernel import tensor_kernel
 from tvm_ext.schedules.cuda.attention_tile import AttentionShape, attention_tile
 from tvm_ext.schedules.cuda.machine import machine_of
+from tvm_ext.schedules.cuda.open_extents import is_open
 from tvm_ext.schedules.kernel.blocks import annotated_block, is_spatial, top_blocks
 from tvm_ext.schedules.rule import new_schedule
 
@@ -57,19 +57,25 @@ def _parts(func: PrimFunc) -> AttentionParts | None:
     scores, logits, result = (schedule.get(schedule.get_sblock(name)) for name in ("scores", "logits", "result"))
     query, key = _factors(scores.body)
     _, value = _factors(result.body)
-    batch = [int(axis.dom.extent) for axis in scores.iter_vars[:-3]]
-    rows, length, depth = (int(axis.dom.extent) for axis in scores.iter_vars[-3:])
+    *batch, rows, length, depth = (_extent(axis) for axis in scores.iter_vars)
     columns = int(result.iter_vars[-2].dom.extent)
     operand = str(result.annotations[OPERAND_ATTRIBUTE])
     return AttentionParts(
-        AttentionShape(prod(batch), rows, length, depth, columns, operand),
+        AttentionShape.of((*batch, rows, depth), (*batch, length, columns), operand, 0),
         tuple(batch),
+        rows,
+        length,
         (query, [axis.var for axis in (*scores.iter_vars[:-2], scores.iter_vars[-1])]),
         (key, [axis.var for axis in (*scores.iter_vars[:-3], scores.iter_vars[-1], scores.iter_vars[-2])]),
         (value, [axis.var for axis in (*result.iter_vars[:-3], result.iter_vars[-1], result.iter_vars[-2])]),
         (logits.body.value, [axis.var for axis in logits.iter_vars], scores.body.buffer),
         (func.params[-1], [int(axis) for axis in result.annotations[OUT_AXES_ATTRIBUTE]]),
     )
+
+
+def _extent(axis: Any) -> Any:
+    extent = axis.dom.extent
+    return extent if is_open(extent) else int(extent)
 
 
 def _factors(statement: Any) -> tuple[Any, Any]:

@@ -15,6 +15,7 @@ from tvm.script import tirx as T
 
 from tvm_ext.schedules.cuda.attention_parts import AttentionParts, cast, guarded, within
 from tvm_ext.schedules.cuda.blocks import VECTOR_BYTES, element_bytes
+from tvm_ext.schedules.cuda.open_extents import estimated
 from tvm_ext.schedules.cuda.statements import number, store, unrolled, vectorized
 
 MOST_ELEMENTS = 1 << 29
@@ -43,8 +44,8 @@ class TileFill:
         Whether the key is the second of the operand's logical axes.
     known, inner : int
         Elements of a row of the operand, and of the tile.
-    keys, steps : int
-        Rows of the tile, and how many tiles there are.
+    keys : int
+        Rows of the tile.
     threads : int
         That fill it.
     kind : str
@@ -53,10 +54,10 @@ class TileFill:
 
     def __init__(
         self, parts: AttentionParts, operand: tuple[Any, Sequence[Any]], turned: bool, known: int, inner: int,
-        keys: int, steps: int, threads: int, kind: str,
+        keys: int, threads: int, kind: str,
     ) -> None:  # fmt: skip
         self.parts, self.operand, self.turned, self.kind = parts, operand, turned, kind
-        self.known, self.inner, self.keys, self.steps, self.threads = known, inner, keys, steps, threads
+        self.known, self.inner, self.keys, self.threads = known, inner, keys, threads
         axis, self.together = parts.side_by_side(operand)
         self.deep = (axis == 1) != turned
         source = parts.source(operand)
@@ -68,7 +69,7 @@ class TileFill:
             self.whole
             and str(source.source.dtype) == kind
             and self.vector * size == VECTOR_BYTES
-            and prod(int(extent) for extent in source.source.shape) < MOST_ELEMENTS
+            and prod(map(estimated, source.source.shape)) < MOST_ELEMENTS
         )
 
     def fill(self, buffer: Any, stage: Any, batch: Sequence[Any], first: Any, thread: Any) -> Any:
@@ -94,7 +95,7 @@ class TileFill:
         return self.parts.element(self.operand, batch, *index)
 
     def _inside(self, key: Any) -> Any:
-        return within([(key, self.parts.shape.length, self.steps * self.keys)])
+        return within([(key, self.parts.length, self.keys)])
 
     def _copied(self, buffer: Any, stage: Any, batch: Sequence[Any], first: Any, at: Any, depth: Any, wide: int) -> Any:
         access = _load_of(self._element(batch, first + at, depth))
@@ -114,7 +115,7 @@ class TileFill:
 
         def one(place: Any) -> Any:
             condition = within([
-                (first + at, self.parts.shape.length, self.steps * self.keys), (depth + place, self.known, self.inner)
+                (first + at, self.parts.length, self.keys), (depth + place, self.known, self.inner)
             ])  # fmt: skip
             return store(buffer, guarded(condition, value(place), zero), stage, at, depth + place)
 
@@ -137,5 +138,5 @@ def _flat(buffer: Any, indices: Sequence[Any]) -> Any:
     """Give the offset of an element of a compact buffer."""
     found: Any = number(0)
     for extent, index in zip(buffer.shape, indices, strict=True):
-        found = found * number(int(extent)) + index
+        found = found * extent + index
     return found

@@ -11,6 +11,7 @@ from tvm_ext.schedules.cuda.attention_parts import AttentionParts, guarded, with
 from tvm_ext.schedules.cuda.attention_softmax import LOWEST, across, safe_base
 from tvm_ext.schedules.cuda.attention_tile import SIDE, AttentionTile
 from tvm_ext.schedules.cuda.machine import WARP
+from tvm_ext.schedules.cuda.open_extents import up
 from tvm_ext.schedules.cuda.statements import (
     kernel,
     load,
@@ -63,14 +64,14 @@ class _Plain:
         }
 
     def function(self) -> PrimFunc:
-        shape, tile = self.parts.shape, self.tile
-        self.tiles = -(-shape.rows // tile.rows)
+        tile = self.tile
+        self.tiles = up(self.parts.rows, tile.rows)
         return kernel(
-            self.func, "attention", shape.batch * self.tiles, tile.threads, list(self.buffers.values()), self._body
+            self.func, "attention", self.parts.heads * self.tiles, tile.threads, list(self.buffers.values()), self._body
         )
 
     def _body(self, grid: Any, thread: Any) -> list[Any]:
-        shape, tile, of = self.parts.shape, self.tile, self.buffers
+        tile, of = self.tile, self.buffers
         batch = self.parts.batch_index(grid // self.tiles)
         first = grid % self.tiles * tile.rows
         group, lane = thread // SIDE * ROWS, thread % SIDE
@@ -78,8 +79,8 @@ class _Plain:
         def step(turn: Any) -> list[Any]:
             key = turn * tile.keys
             return [
-                self._fill("keys", self.parts.key, batch, key, shape.length, thread),
-                self._fill("values", self.parts.value, batch, key, shape.length, thread),
+                self._fill("keys", self.parts.key, batch, key, self.parts.length, thread),
+                self._fill("values", self.parts.value, batch, key, self.parts.length, thread),
                 self._scores(group, lane),
                 self._softmax(batch, first + group, key + lane * self.wide),
                 unrolled(ROWS, lambda r: vectorized(
@@ -93,20 +94,20 @@ class _Plain:
             [
                 store(of[name], single(0), 0, int(of[name].shape[1]) - 1) for name in ("queries", "keys", "weights")
             ],
-            self._fill("queries", self.parts.query, batch, first, shape.rows, thread),
+            self._fill("queries", self.parts.query, batch, first, self.parts.rows, thread),
             unrolled(ROWS, lambda r: [
                 store(of["largest"], single(LOWEST), r),
                 store(of["total"], single(0), r),
                 unrolled(self.chunks, lambda c: store(of["sums"], single(0), r, c)),
             ]),
-            loop(-(-shape.length // tile.keys), step),
+            loop(up(self.parts.length, tile.keys), step),
             unrolled(ROWS, lambda r: across("add", of["total"], r, SIDE)),
             unrolled(ROWS, lambda r: unrolled(self.chunks, lambda c: self._result(
                 batch, first + group + r, lane, r, c
             ))),
         ]  # fmt: skip
 
-    def _fill(self, name: str, operand: Any, batch: list[Any], first: Any, extent: int, thread: Any) -> Any:
+    def _fill(self, name: str, operand: Any, batch: list[Any], first: Any, extent: Any, thread: Any) -> Any:
         """Fill a tile; what is beyond the tensor becomes zero."""
         shape, tile = self.parts.shape, self.tile
         outer = tile.rows if name == "queries" else tile.keys
@@ -127,8 +128,7 @@ class _Plain:
                 at, depth = (flat // inner, flat % inner) if deep else (flat % outer, flat // outer)
             index = (depth, first + at) if name == "keys" else (first + at, depth)
             value = self.parts.element(operand, batch, *index)
-            steps = -(-extent // outer) * outer
-            inside = within([(first + at, extent, steps), (depth, known, inner)])
+            inside = within([(first + at, extent, outer), (depth, known, inner)])
             place = (at, depth) if name == "values" else (depth, at)
             statement = store(self.buffers[name], guarded(inside, value, single(0)), *place)
             return statement if total % threads == 0 else tirx.IfThenElse(flat < number(total), statement, None)
@@ -152,14 +152,14 @@ class _Plain:
 
     def _softmax(self, batch: list[Any], row: Any, key: Any) -> list[Any]:
         """Turn scores into weights, and scale what was summed up before."""
-        of, shape, tile, wide = self.buffers, self.parts.shape, self.tile, self.wide
-        steps = -(-shape.length // tile.keys) * tile.keys
+        of, parts, tile, wide = self.buffers, self.parts, self.tile, self.wide
 
         def logit(r: Any, c: Any) -> Any:
             # Masks have no place for rows beyond the last.
-            last = tirx.min(row + r, number(shape.rows - 1)) if self.tiles * tile.rows > shape.rows else row + r
-            value = self.parts.logit_of(load(of["score"], r, c), batch, last, key + c)
-            return store(of["score"], guarded(within([(key + c, shape.length, steps)]), value, single(LOWEST)), r, c)
+            last = tirx.min(row + r, number(parts.rows - 1)) if parts.rows_left(tile.rows) else row + r
+            value = parts.logit_of(load(of["score"], r, c), batch, last, key + c)
+            inside = within([(key + c, parts.length, tile.keys)])
+            return store(of["score"], guarded(inside, value, single(LOWEST)), r, c)
 
         def largest(r: Any) -> list[Any]:
             def more(c: Any) -> Any:
@@ -212,6 +212,6 @@ class _Plain:
         value = value if str(buffer.dtype) == "float32" else tirx.Cast(str(buffer.dtype), value)
         statement = store(buffer, value, *self.parts.place(batch, row, column))
         inside = within([
-            (row, shape.rows, self.tiles * self.tile.rows), (column, shape.columns, self.chunks * SIDE)
+            (row, self.parts.rows, self.tile.rows), (column, shape.columns, self.chunks * SIDE)
         ])  # fmt: skip
         return statement if inside is None else sequence(tirx.IfThenElse(inside, statement, None))

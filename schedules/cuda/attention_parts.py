@@ -13,6 +13,7 @@ from tvm import tirx
 from tvm.ir.prim import expr as prim
 
 from tvm_ext.schedules.cuda.attention_tile import AttentionShape
+from tvm_ext.schedules.cuda.open_extents import divisor, product
 from tvm_ext.schedules.cuda.statements import number, substituted
 
 
@@ -23,8 +24,11 @@ class AttentionParts:
     Attributes
     ----------
     shape : AttentionShape
-    batch : tuple of int
+        With estimates of open extents.
+    batch : tuple of int or PrimExpr
         Extents of the leading axes.
+    rows, length : int or PrimExpr
+        Queries and keys.
     query, key, value : (expression, variables)
         An element in float32, of the logical index: leading axes, then ``(M, K)``, ``(K, T)`` and ``(T, N)``.
     logit : (expression, variables, buffer)
@@ -34,12 +38,27 @@ class AttentionParts:
     """
 
     shape: AttentionShape
-    batch: tuple[int, ...]
+    batch: tuple[Any, ...]
+    rows: Any
+    length: Any
     query: tuple[Any, Sequence[Any]]
     key: tuple[Any, Sequence[Any]]
     value: tuple[Any, Sequence[Any]]
     logit: tuple[Any, Sequence[Any], Any]
     result: tuple[Any, Sequence[int]]
+
+    @property
+    def heads(self) -> Any:
+        """Extent of the leading axes together."""
+        return product(self.batch)
+
+    def rows_left(self, tile: int) -> bool:
+        """Whether tiles of so many rows may have some beyond the last one."""
+        return divisor(self.rows) % tile != 0
+
+    def keys_left(self, tile: int) -> bool:
+        """Whether tiles of so many keys may have some beyond the last one."""
+        return divisor(self.length) % tile != 0
 
     def batch_index(self, flat: Any) -> list[Any]:
         """Take the number of a head apart into the leading axes."""
@@ -110,7 +129,7 @@ class AttentionParts:
         last, size = access.indices[-1], access.source.shape[-1]
         for axis, variable in enumerate(variables[-2:]):
             if last.same_as(variable):
-                extent = int(size)
+                extent = divisor(size)
                 return axis, min(8, extent & -extent)
         return 1, 1
 
@@ -127,11 +146,17 @@ def guarded(condition: Any, value: Any, otherwise: Any) -> Any:
     return value if condition is None else tirx.if_then_else(condition, value, otherwise)
 
 
-def within(pairs: Sequence[tuple[Any, int, int]]) -> Any:
-    """Say that indices are below their extents, as far as they may reach a limit beyond; None if none does."""
+def within(pairs: Sequence[tuple[Any, Any, int]]) -> Any:
+    """Say that indices are below their extents, where these are no whole number of tiles; None if all are.
+
+    Parameters
+    ----------
+    pairs : sequence of (PrimExpr, int or PrimExpr, int)
+        Index, extent, and extent of a tile.
+    """
     found = None
-    for index, extent, limit in pairs:
-        if limit > extent:
+    for index, extent, tile in pairs:
+        if divisor(extent) % tile:
             test = index < number(extent)
             found = test if found is None else tirx.And(found, test)
     return found

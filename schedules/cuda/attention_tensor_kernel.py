@@ -21,6 +21,7 @@ from tvm_ext.schedules.cuda.attention_softmax import LOWEST, across, safe_base
 from tvm_ext.schedules.cuda.attention_tile import LONGER, SIDE, AttentionTile
 from tvm_ext.schedules.cuda.exponential import fast_exp2
 from tvm_ext.schedules.cuda.machine import WARP
+from tvm_ext.schedules.cuda.open_extents import is_open, up
 from tvm_ext.schedules.cuda.statements import kernel, load, loop, number, single, store, unrolled, vectorized
 
 PLACES = 8
@@ -45,9 +46,9 @@ class _Tensor:
             -(-extent // SIDE) for extent in (shape.depth, shape.columns, tile.keys)
         )  # fmt: skip
         self.bands = tile.warp_rows // SIDE
-        self.tiles = -(-shape.rows // tile.rows)
-        self.steps = -(-shape.length // tile.keys)
-        self.stages = min(2, self.steps)
+        self.tiles = up(parts.rows, tile.rows)
+        self.steps = up(parts.length, tile.keys)
+        self.stages = 2 if is_open(self.steps) else min(2, self.steps)
         scale = parts.scale()
         self.linear, self.power = scale is not None, (scale or 1.0) * log2(e)
         self.keys = self._buffer("keys", self.kind, "shared", self.stages, tile.keys, self.deep * SIDE + LONGER)
@@ -62,7 +63,7 @@ class _Tensor:
             for name in ("largest", "base", "shift", "change", "total")
         )
         self.fill_keys, self.fill_values = (
-            TileFill(parts, operand, turned, known, inner * SIDE, tile.keys, self.steps, tile.threads, self.kind)
+            TileFill(parts, operand, turned, known, inner * SIDE, tile.keys, tile.threads, self.kind)
             for operand, turned, known, inner in (
                 (parts.key, True, shape.depth, self.deep), (parts.value, False, shape.columns, self.chunks)
             )
@@ -76,9 +77,7 @@ class _Tensor:
             self.keys, self.values, self.query, self.factor, self.weight, self.score, self.sums, self.largest,
             self.base, self.shift, self.change, self.total,
         ]  # fmt: skip
-        return kernel(
-            self.func, "attention", self.parts.shape.batch * self.tiles, self.tile.threads, buffers, self._body
-        )
+        return kernel(self.func, "attention", self.parts.heads * self.tiles, self.tile.threads, buffers, self._body)
 
     def _body(self, grid: Any, thread: Any) -> list[Any]:
         tile = self.tile
@@ -101,7 +100,7 @@ class _Tensor:
             following = tirx.SeqStmt(_flat(fill(turn + 1)))
             return [
                 *wait_for_all(),
-                *([tirx.IfThenElse(turn < number(self.steps - 1), following, None)] if self.steps > 1 else []),
+                *([tirx.IfThenElse(turn < number(self.steps - 1), following, None)] if self.stages > 1 else []),
                 self._scores(turn % self.stages, lane),
                 self._softmax(batch, row, turn, column),
                 self._add(turn % self.stages, lane),
@@ -143,7 +142,7 @@ class _Tensor:
 
         def pair_of(upper: Any, right: Any) -> Any:
             own = row + upper * 8
-            own = tirx.min(own, number(shape.rows - 1)) if self.tiles * self.tile.rows > shape.rows else own
+            own = tirx.min(own, number(self.parts.rows - 1)) if self.parts.rows_left(self.tile.rows) else own
 
             def one(pair: Any) -> Any:
                 at = depth + right * 8 + pair
@@ -268,20 +267,20 @@ class _Tensor:
 
         A scale alone is left to the exponents.
         """
-        shape, limit = self.parts.shape, self.steps * self.tile.keys
+        parts, keys = self.parts, self.tile.keys
 
         def logit(band: Any, n: Any, upper: Any, right: Any, pair: Any) -> Any:
             at, own = key + n * SIDE + right * 8 + pair, row + band * SIDE + upper * 8
             # Masks have no place for rows beyond the last.
-            own = tirx.min(own, number(shape.rows - 1)) if self.tiles * self.tile.rows > shape.rows else own
+            own = tirx.min(own, number(parts.rows - 1)) if parts.rows_left(self.tile.rows) else own
             place = self._place(band * self.wide + n, upper, right, pair)
             value = load(self.score, place)
-            value = value if self.linear else self.parts.logit_of(value, batch, own, at)
-            return store(self.score, guarded(within([(at, shape.length, limit)]), value, single(LOWEST)), place)
+            value = value if self.linear else parts.logit_of(value, batch, own, at)
+            return store(self.score, guarded(within([(at, parts.length, keys)]), value, single(LOWEST)), place)
 
         if not self.linear:
             return [self._each_score(logit)]
-        if shape.length == limit:
+        if not parts.keys_left(keys):
             return []
         return [tirx.IfThenElse(turn >= number(self.steps - 1), self._each_score(logit), None)]
 
@@ -301,7 +300,7 @@ class _Tensor:
             value = cast(load(self.sums, place + pair) * load(self.total, r), str(buffer.dtype))
             return store(buffer, value, *self.parts.place(batch, row, column + pair))
 
-        inside = within([(row, shape.rows, self.tiles * self.tile.rows)])
+        inside = within([(row, self.parts.rows, self.tile.rows)])
         # An even number of columns ends with a pair.
         if axes[-1] == len(axes) - 1 and shape.columns % 2 == 0:
             statement, beyond = vectorized(2, one), within([(column, shape.columns, self.chunks * SIDE)])

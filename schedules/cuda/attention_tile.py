@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from tvm_ext.schedules.cuda.cost import Launch, kernel_seconds
 from tvm_ext.schedules.cuda.machine import STATIC_SHARED, WARP, GpuMachine
+from tvm_ext.schedules.cuda.open_extents import OPEN_ROWS, estimated
 from tvm_ext.schedules.cuda.product import Product
 from tvm_ext.schedules.cuda.product_tile import arithmetic_seconds, arithmetic_tile
 from tvm_ext.schedules.cuda.tensor_tile import tensor_seconds, tensor_tile
@@ -60,9 +62,11 @@ class AttentionShape:
     other_bytes: int = 0
 
     @staticmethod
-    def of(query: Sequence[int], value: Sequence[int], operand: str, other_bytes: int) -> AttentionShape:
-        """Read logical shapes ``(..., M, K)`` and ``(..., T, N)``."""
-        return AttentionShape(prod(query[:-2]), query[-2], value[-2], query[-1], value[-1], operand, other_bytes)
+    def of(query: Sequence[Any], value: Sequence[Any], operand: str, other_bytes: int) -> AttentionShape:
+        """Read logical shapes ``(..., M, K)`` and ``(..., T, N)``; open extents are estimated."""
+        rows, length = (estimated(extent, OPEN_ROWS) for extent in (query[-2], value[-2]))
+        heads = prod(map(estimated, query[:-2]))
+        return AttentionShape(heads, rows, length, int(query[-1]), int(value[-1]), operand, other_bytes)
 
     @property
     def moved(self) -> int:

@@ -38,16 +38,17 @@ def bind_grid(schedule: Schedule, batch: LoopRV, rows: LoopRV, columns: LoopRV, 
         rows, inner = schedule.split(rows, [None, _side_by_side(extent(schedule, rows))])
         schedule.reorder(rows, columns, inner)
         columns = schedule.fuse(columns, inner)
-    short = [loop for loop, unknown in zip((rows, columns), is_open[1:], strict=True) if not unknown]
+    known = [loop for loop, unknown in zip((rows, columns), is_open[1:], strict=True) if not unknown]
     if not any(is_open):
-        order = [batch, rows, columns]
-    elif all(extent(schedule, loop) <= MOST_BLOCKS for loop in short):
+        order = [columns, rows, batch]
+    elif all(extent(schedule, loop) <= MOST_BLOCKS for loop in known):
         long = [batch, *(loop for loop, unknown in zip((rows, columns), is_open[1:], strict=True) if unknown)]
-        schedule.reorder(*short, *long)
-        order = [*short, schedule.fuse(*long) if len(long) > 1 else batch]
+        # The long axis is outermost: TVM gives parts of its extent names there, which the launch knows then.
+        schedule.reorder(*long, *known)
+        order = [schedule.fuse(*long) if len(long) > 1 else batch, *reversed(known)]
     else:
         raise ScheduleError("a product whose tiles are more than an axis of the grid has")
-    for loop, thread in zip(reversed(order), ("blockIdx.x", "blockIdx.y", "blockIdx.z"), strict=False):
+    for loop, thread in zip(order, ("blockIdx.x", "blockIdx.y", "blockIdx.z"), strict=False):
         schedule.bind(loop, thread)
 
 

@@ -13,8 +13,8 @@ from tvm import tirx
 OPEN = 4
 """What a variable of an extent counts as: a batch."""
 
-OPEN_ROWS = 64
-"""What an extent of nothing but a variable counts as where it is one of many: a sequence."""
+OPEN_ROWS = 128
+"""What rows and columns of open extent count as at least: a sequence, which is longer than any tile of keys."""
 
 
 def is_open(extent: Any) -> bool:
@@ -45,6 +45,11 @@ def divisor(extent: Any) -> int:
         return int(extent)
     found = tvm.sym.Analyzer().modular_set(extent)
     return gcd(int(found.coeff), int(found.base))
+
+
+def up(extent: Any, part: int) -> Any:
+    """Count the parts of ``part`` that hold an extent."""
+    return -(-extent // part) if isinstance(extent, int) else tirx.floordiv(extent + (part - 1), part)
 
 
 def same(first: Any, second: Any) -> bool:

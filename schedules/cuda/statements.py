@@ -14,9 +14,9 @@ INDEX = "int64"
 """Type of indices; TVM narrows it where extents allow."""
 
 
-def number(value: int) -> Any:
-    """Make an index of a number."""
-    return IntImm(INDEX, value)
+def number(value: Any) -> Any:
+    """Make an index of a number; an expression, such as an open extent, is one."""
+    return IntImm(INDEX, value) if isinstance(value, int) else value
 
 
 def single(value: float) -> Any:
@@ -26,15 +26,15 @@ def single(value: float) -> Any:
 
 def store(buffer: Any, value: Any, *indices: Any) -> Any:
     """Store an element."""
-    return tirx.BufferStore(buffer, value, [_index(index) for index in indices])
+    return tirx.BufferStore(buffer, value, [number(index) for index in indices])
 
 
 def load(buffer: Any, *indices: Any) -> Any:
     """Load an element."""
-    return tirx.BufferLoad(buffer, [_index(index) for index in indices])
+    return tirx.BufferLoad(buffer, [number(index) for index in indices])
 
 
-def loop(extent: int, body: Callable[[Any], Any], kind: int = ForKind.SERIAL) -> Any:
+def loop(extent: Any, body: Callable[[Any], Any], kind: int = ForKind.SERIAL) -> Any:
     """Repeat what ``body`` makes of the variable of the loop."""
     variable = tirx.Var("i", INDEX)
     return tirx.For(variable, number(0), number(extent), kind, sequence(body(variable)))
@@ -74,7 +74,7 @@ def substituted(expression: Any, values: Sequence[tuple[Any, Any]]) -> Any:
 
 
 def kernel(
-    func: PrimFunc, name: str, blocks: int, threads: int, buffers: Sequence[Any], body: Callable[[Any, Any], Any]
+    func: PrimFunc, name: str, blocks: Any, threads: int, buffers: Sequence[Any], body: Callable[[Any, Any], Any]
 ) -> PrimFunc:
     """Make a kernel of one block of statements with the parameters of ``func``, all but the last of them read.
 
@@ -83,8 +83,10 @@ def kernel(
     func : PrimFunc
     name : str
         Of the block.
-    blocks, threads : int
-        Of the grid, and of a block.
+    blocks : int or PrimExpr
+        Of the grid.
+    threads : int
+        Of a block.
     buffers : sequence of Buffer
         Shared memory and registers.
     body : callable
@@ -109,11 +111,7 @@ def kernel(
     return PrimFunc(func.params, s_tir.SBlockRealize([], True, root), func.ret_type, func.attrs)
 
 
-def _index(value: Any) -> Any:
-    return number(value) if isinstance(value, int) else value
-
-
-def _range(extent: int) -> Any:
+def _range(extent: Any) -> Any:
     return tvm.ir.Range.from_min_extent(number(0), number(extent))
 
 

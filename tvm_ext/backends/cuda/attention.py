@@ -18,10 +18,11 @@ from tvm_ext.backends.cuda.tensor_parts import TensorPart, tensor_part
 from tvm_ext.passes.attention import Attention, find_attention
 from tvm_ext.passes.attention_mutator import AttentionMutator
 from tvm_ext.passes.bindings import Bindings, Operand, calls
-from tvm_ext.relax_utils import OPAQUE, static_shape
+from tvm_ext.relax_utils import OPAQUE, open_shape, same_extents
 from tvm_ext.schedules.compute.row_attention import row_attention
 from tvm_ext.schedules.cuda.attention_tile import HALVES, AttentionShape, attention_tile, pays
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
+from tvm_ext.schedules.cuda.open_extents import estimated, is_open
 
 DTYPES = ("float32", "float16", "bfloat16")
 """Element types of attentions that are taken."""
@@ -70,12 +71,15 @@ class _Rewriter(AttentionMutator):
         query, key, value = parts
         if query is None or key is None or value is None or len({str(part.expr.ty.dtype) for part in parts}) > 1:  # type: ignore[union-attr]
             return None
-        if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
+        if not all(same_extents(query.shape[:-2], part.shape[:-2]) for part in (key, value)):
+            return None
+        if any(map(is_open, (query.shape[-1], value.shape[-1]))):
             return None
         operand = self.precision if dtype == "float32" else dtype
         shape = AttentionShape.of(query.shape, value.shape, operand, _bytes(found, dtype))
         tile = attention_tile(shape, self.machine)
-        if tile is None or not pays(shape, tile, self.machine):
+        # Weights of open length are no operand of a product on tensor cores.
+        if tile is None or not (is_open(value.shape[-2]) or pays(shape, tile, self.machine)):
             return None
         wholes = [tensor_part(self.bindings, var, part) for part in (query, key, value)]
         narrow = dtype == "float32" and operand in HALVES
@@ -101,25 +105,26 @@ class _Rewriter(AttentionMutator):
             tensor = value.args[0]  # type: ignore[union-attr]
         if str(tensor.ty.dtype) != dtype:
             tensor = self.builder_.emit(relax.op.astype(tensor, dtype))
-        return (
-            tensor if static_shape(tensor) == whole.shape else self.builder_.emit(relax.op.reshape(tensor, whole.shape))
-        )
+        shape = open_shape(tensor)
+        if shape is not None and same_extents(shape, whole.shape):
+            return tensor
+        return self.builder_.emit(relax.op.reshape(tensor, whole.shape))
 
     def _operand(self, user: relax.Var, expr: relax.Expr) -> Operand | None:
         """Look through the transposes before an operand."""
-        shape = static_shape(expr)
-        if shape is None or len(shape) < 2 or 0 in shape:
+        shape = open_shape(expr)
+        if shape is None or len(shape) < 2 or any(not is_open(extent) and extent == 0 for extent in shape):
             return None
         return self.bindings.operand(user, expr, shape)
 
 
 def _bytes(found: Attention, dtype: str) -> int:
     """Count the bytes of what is added to the scores and the like."""
-    shapes = [(static_shape(other) or (), str(other.ty.dtype)) for other in found.others]
+    shapes = [(open_shape(other) or (), str(other.ty.dtype)) for other in found.others]
     total = 0
     for shape, kind in shapes:
         size = max(1, tvm.DataType(kind).bits // 8)
         for extent in shape:
-            size *= extent
+            size *= estimated(extent)
         total += size
     return total

@@ -16,7 +16,7 @@ from typing import Any
 from tvm import relax, tirx
 
 from tvm_ext.passes.bindings import Bindings, Operand, calls
-from tvm_ext.relax_utils import static_shape
+from tvm_ext.relax_utils import open_shape, same_extents
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class TensorPart:
     ----------
     expr : relax.Expr
         The whole tensor.
-    shape : tuple of int
+    shape : tuple of int or PrimExpr
         As what it is read.
     axes : tuple of int
         For each logical axis, which axis of ``shape`` it is.
@@ -36,14 +36,14 @@ class TensorPart:
     """
 
     expr: relax.Expr
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
     axes: tuple[int, ...]
     fixed: tuple[tuple[int, int], ...] = ()
 
 
 def tensor_part(bindings: Bindings, user: relax.Var, operand: Operand) -> TensorPart:
     """Find the tensor that an operand is a part of, where ``user`` is bound; otherwise it is one of its own."""
-    whole = TensorPart(operand.expr, static_shape(operand.expr) or (), operand.axes)
+    whole = TensorPart(operand.expr, open_shape(operand.expr) or (), operand.axes)
     value = _value(bindings, user, operand.expr)
     found = None
     if calls(value, "relax.squeeze") or calls(value, "relax.reshape"):
@@ -60,13 +60,14 @@ def _value(bindings: Bindings, user: relax.Var, expr: relax.Expr) -> Any:
 
 def _one_of_an_axis(bindings: Bindings, user: relax.Var, expr: relax.Expr, operand: Operand) -> TensorPart | None:
     """Find what a slice of one element of an axis, which is gone then, is taken of."""
-    cut, shape = _slice(_value(bindings, user, expr)), static_shape(operand.expr)
+    cut, shape = _slice(_value(bindings, user, expr)), open_shape(operand.expr)
     if cut is None or shape is None or cut.end != cut.begin + 1:
         return None
-    if (*cut.shape[: cut.axis], *cut.shape[cut.axis + 1 :]) != shape or not bindings.is_visible(cut.whole, user):
+    rest = (*cut.shape[: cut.axis], *cut.shape[cut.axis + 1 :])
+    if not same_extents(rest, shape) or not bindings.is_visible(cut.whole, user):
         return None
     source = bindings.operand(user, cut.whole, cut.shape)
-    memory = static_shape(source.expr)
+    memory = open_shape(source.expr)
     if memory is None or not bindings.is_visible(source.expr, user):
         return None
     axes = tuple(source.axes[axis if axis < cut.axis else axis + 1] for axis in operand.axes)
@@ -75,8 +76,10 @@ def _one_of_an_axis(bindings: Bindings, user: relax.Var, expr: relax.Expr, opera
 
 def _columns(bindings: Bindings, user: relax.Var, expr: relax.Expr, operand: Operand) -> TensorPart | None:
     """Find what heads are taken of as some of equally many columns each."""
-    cut, shape, part = _columns_cut(bindings, user, expr), static_shape(operand.expr), static_shape(expr)
+    cut, shape, part = _columns_cut(bindings, user, expr), open_shape(operand.expr), open_shape(expr)
     if cut is None or shape is None or part is None or len(shape) < 3:
+        return None
+    if not all(isinstance(extent, int) for extent in (part[-1], cut.shape[-1], *shape[-2:])):
         return None
     columns, count = part[-1], cut.shape[-1] // max(part[-1], 1)
     if not columns or cut.shape[-1] != columns * count or cut.begin % columns or prod(shape[-2:]) != columns:
@@ -96,7 +99,7 @@ class _Cut:
     """A tensor, and which elements of an axis are taken."""
 
     whole: relax.Expr
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
     axis: int
     begin: int
     end: int
@@ -106,12 +109,17 @@ def _columns_cut(bindings: Bindings, user: relax.Var, expr: relax.Expr) -> _Cut 
     value = _value(bindings, user, expr)
     if isinstance(value, relax.TupleGetItem):
         split = _value(bindings, user, value.tuple_value)
-        shape = static_shape(split.args[0]) if calls(split, "relax.split") else None
-        part = static_shape(expr)
-        if shape is None or part is None or int(split.attrs.axis) % len(shape) != len(shape) - 1:
+        shape = open_shape(split.args[0]) if calls(split, "relax.split") else None
+        part = open_shape(expr)
+        if (
+            shape is None
+            or part is None
+            or not isinstance(part[-1], int)
+            or int(split.attrs.axis) % len(shape) != len(shape) - 1
+        ):
             return None
-        sizes = [static_shape(field) for field in split.ty.fields]
-        if any(size != part for size in sizes):
+        sizes = [open_shape(field) for field in split.ty.fields]
+        if any(size is None or not same_extents(size, part) for size in sizes):
             return None
         begin = value.index * part[-1]
         return _Cut(split.args[0], shape, len(shape) - 1, begin, begin + part[-1])
@@ -123,11 +131,13 @@ def _slice(value: Any) -> _Cut | None:
     """Read a slice of neighbours along one axis."""
     if not calls(value, "relax.strided_slice"):
         return None
-    shape, numbers = static_shape(value.args[0]), [_integers(argument) for argument in value.args[1:]]
+    shape, numbers = open_shape(value.args[0]), [_integers(argument) for argument in value.args[1:]]
     if shape is None or len(numbers) < 3 or any(found is None or len(found) != 1 for found in numbers):
         return None
     ((axis,), (begin,), (end,), *steps) = numbers  # type: ignore[misc]
     axis %= len(shape)
+    if not isinstance(shape[axis], int):
+        return None
     begin, end = (max(0, min(place + shape[axis] * (place < 0), shape[axis])) for place in (begin, end))
     return None if steps and steps[0] != [1] else _Cut(value.args[0], shape, axis, begin, end)
 
