@@ -7,6 +7,7 @@ from tvm_ext.schedules.cuda.attention import Attention
 from tvm_ext.schedules.cuda.elementwise import Elementwise
 from tvm_ext.schedules.cuda.matmul import Matmul
 from tvm_ext.schedules.cuda.nested import Nested
+from tvm_ext.schedules.cuda.open_product import OpenProduct
 from tvm_ext.schedules.cuda.parallel_loops import ParallelLoops
 from tvm_ext.schedules.cuda.recurrence import Recurrence
 from tvm_ext.schedules.cuda.row_reduction import RowReduction
@@ -17,7 +18,7 @@ from tvm_ext.schedules.cuda.window import Window
 
 _OTHERS = (Matmul(), RowReduction(), Window(), Transpose(), Elementwise(), Recurrence(), ParallelLoops(), Nested())
 
-RULES = (Attention(), WarpgroupMatmul(), TensorMatmul(), *_OTHERS)
+RULES = (Attention(), OpenProduct(), WarpgroupMatmul(), TensorMatmul(), *_OTHERS)
 
-TF32_RULES = (Attention(), WarpgroupMatmul(), TensorMatmul(tf32=True), *_OTHERS)
+TF32_RULES = (Attention(), OpenProduct(tf32=True), WarpgroupMatmul(), TensorMatmul(tf32=True), *_OTHERS)
 """Those that round operands of float32 to tf32, so that tensor cores multiply them."""

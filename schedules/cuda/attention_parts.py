@@ -63,10 +63,10 @@ class AttentionParts:
     def batch_index(self, flat: Any) -> list[Any]:
         """Take the number of a head apart into the leading axes."""
         found = []
-        for extent in reversed(self.batch):
+        for extent in reversed(self.batch[1:]):
             found.append(flat % extent)
             flat = flat // extent
-        return list(reversed(found))
+        return [flat, *reversed(found)] if self.batch else []
 
     def element(self, operand: tuple[Any, Sequence[Any]], batch: Sequence[Any], first: Any, second: Any) -> Any:
         """Load an element of an operand in float32."""

@@ -18,13 +18,15 @@ KEY = "tirx.launch_bounds_min_blocks_per_sm"
 """TVM's attribute, of a statement within a kernel."""
 
 
-def with_resident_blocks(func: PrimFunc, blocks: int, tag: str = "blockIdx.z") -> PrimFunc:
-    """Ask for ``blocks`` resident blocks of the kernels whose outermost loop is bound to ``tag``."""
+def with_resident_blocks(func: PrimFunc, blocks: int) -> PrimFunc:
+    """Ask for ``blocks`` resident blocks of the kernels whose grid has more than one axis: those with the tiles."""
 
     def loop(node: Any, mutator: Any) -> Any:
         if node.kind != tirx.ForKind.THREAD_BINDING:
             return mutator.default_mutate(node)
-        if str(node.thread_binding.thread_tag) != tag:
+        axes: list[bool] = []
+        tvm_ffi.structural_walk(node.body, [(tirx.For, lambda inner: axes.append(_is_of_grid(inner)))])
+        if not (_is_of_grid(node) and any(axes)):
             return node
         number = tirx.IntImm("int32", blocks)
         body = tirx.AttrStmt(tirx.IntImm("int32", 0), KEY, number, node.body)
@@ -32,3 +34,8 @@ def with_resident_blocks(func: PrimFunc, blocks: int, tag: str = "blockIdx.z") -
 
     body = tvm_ffi.structural_mutate(func.body, [(tirx.For, loop)])
     return PrimFunc(func.params, body, func.ret_type, func.attrs, func.span)
+
+
+def _is_of_grid(node: Any) -> bool:
+    binding = node.thread_binding
+    return binding is not None and str(binding.thread_tag).startswith("blockIdx")

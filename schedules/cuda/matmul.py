@@ -10,6 +10,7 @@ from tvm.tirx import PrimFunc
 from tvm_ext.schedules.cuda.blocks import bind_grid, extent
 from tvm_ext.schedules.cuda.elementwise import bind_flat
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
+from tvm_ext.schedules.cuda.open_extents import OPEN_ROWS
 from tvm_ext.schedules.cuda.product import Product, as_matrices, find_product, inline_behind, inline_into
 from tvm_ext.schedules.cuda.product_tile import Tile, arithmetic_seconds, arithmetic_tile
 from tvm_ext.schedules.cuda.tile_knobs import ARITHMETIC, sampled_tile, tile_cost
@@ -26,14 +27,23 @@ unrolled loop to its begin."""
 
 
 class Matmul:
-    """Schedule a product of matrices, a dense layer or a convolution with what was fused to it."""
+    """Schedule a product of matrices, a dense layer or a convolution with what was fused to it.
+
+    Parameters
+    ----------
+    open_rows : int
+        What rows or columns of open extent count as.
+    """
 
     name = "cuda.matmul"
+
+    def __init__(self, open_rows: int = OPEN_ROWS) -> None:
+        self._open_rows = open_rows
 
     def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
         """Schedule ``func`` when it is one product with data-parallel neighbours and one result."""
         schedule = new_schedule(func, tunable)
-        product = find_product(schedule)
+        product = find_product(schedule, self._open_rows)
         if product is None or min(product.rows, product.columns) < SMALLEST_SIDE or (tunable and product.is_open):
             return None
         machine = machine_of(target)

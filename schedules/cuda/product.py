@@ -23,7 +23,8 @@ from tvm.tirx import IterVar
 
 from tvm_ext.schedules.cuda.blocks import element_bytes
 from tvm_ext.schedules.cuda.neighbours import side_by_side
-from tvm_ext.schedules.cuda.open_extents import OPEN, OPEN_ROWS, estimated, is_open
+from tvm_ext.schedules.cuda.open_extents import OPEN, OPEN_ROWS, divisor, estimated, is_open
+from tvm_ext.schedules.cuda.open_extents import product as known_product
 from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
 from tvm_ext.schedules.kernel.operations import is_simple
 
@@ -55,6 +56,8 @@ class Product:
         as that of channels in groups, TVM takes what is beyond the last row of a product for the next one's first.
     is_open : bool
         Whether a run says how many products, or rows, or columns there are.
+    open_side : PrimExpr or None
+        How many rows there are, if a run says so; otherwise how many columns, if it says that.
     open_columns : bool
         Whether it says how many columns.
     """
@@ -73,6 +76,7 @@ class Product:
     unique_bytes: int
     whole: tuple[bool, bool] = (False, False)
     is_open: bool = False
+    open_side: Any = None
     open_columns: bool = False
 
     def allows(self, rows: int, columns: int) -> bool:
@@ -86,8 +90,15 @@ class Product:
         return self.batch * self.rows * self.columns * self.depth
 
 
-def find_product(schedule: Schedule) -> Product | None:
-    """Find the one product of a kernel; None when it holds none, more than one, or anything else that reduces."""
+def find_product(schedule: Schedule, open_rows: int = OPEN_ROWS) -> Product | None:
+    """Find the one product of a kernel; None when it holds none, more than one, or anything else that reduces.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    open_rows : int
+        What rows or columns of open extent count as, if they cannot be known to be more.
+    """
     blocks = top_blocks(schedule)
     summing = [block for block in blocks if not is_spatial(schedule, block)]
     if len(summing) != 1 or len(schedule.get_output_blocks("root")) != 1:
@@ -105,8 +116,9 @@ def find_product(schedule: Schedule) -> Product | None:
     if any(whole[side] and open_sides[side] for side in whole):
         return None  # no tile is sure to divide them
     extents = {name: prod(_size(axis) for axis in axes) for name, axes in groups.items() if name != "row_operand"}
-    for side in whole:
-        extents[side] = max(extents[side], OPEN_ROWS) if open_sides[side] else extents[side]
+    sides = {side: known_product(axis.dom.extent for axis in groups[side]) for side in whole if open_sides[side]}
+    for side, extent in sides.items():
+        extents[side] = max(divisor(extent), open_rows)
     row = groups["row_operand"]
     regions = (body.reads[row], body.reads[1 - row])
     unique = sum(_elements(region) * element_bytes(region.source.dtype) for region in (*body.reads, *body.writes))
@@ -117,7 +129,8 @@ def find_product(schedule: Schedule) -> Product | None:
     return Product(
         block, extents["batch"], extents["rows"], extents["columns"], extents["depth"], row,
         row_bytes, column_bytes, result_bytes, vectors[0], vectors[1], unique,
-        (whole["rows"], whole["columns"]), any_open, open_sides["columns"],
+        (whole["rows"], whole["columns"]), any_open,
+        sides.get("rows", sides.get("columns")), open_sides["columns"],
     )  # fmt: skip
 
 

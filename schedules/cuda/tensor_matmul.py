@@ -31,6 +31,7 @@ from tvm_ext.schedules.cuda.fragments import (
 )
 from tvm_ext.schedules.cuda.machine import WARP, GpuMachine, machine_of
 from tvm_ext.schedules.cuda.matmul import add_parts, divide_depth, finish
+from tvm_ext.schedules.cuda.open_extents import OPEN_ROWS
 from tvm_ext.schedules.cuda.product import Product, as_matrices, find_product, inline_into
 from tvm_ext.schedules.cuda.product_tile import Tile
 from tvm_ext.schedules.cuda.tensor_tile import SMALLEST_COPY, tensor_seconds, tensor_tile, tensor_use
@@ -54,11 +55,14 @@ class TensorMatmul:
     ----------
     tf32 : bool
         Take operands of float32 too, and round them to 10 bits of mantissa.
+    open_rows : int
+        What rows or columns of open extent count as.
     """
 
     name = "cuda.tensor_matmul"
 
-    def __init__(self, tf32: bool = False) -> None:
+    def __init__(self, tf32: bool = False, open_rows: int = OPEN_ROWS) -> None:
+        self._open_rows = open_rows
         self._kinds = (HALVES, BYTES, SINGLES) if tf32 else (HALVES, BYTES)
 
     def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
@@ -92,7 +96,7 @@ class TensorMatmul:
 
     def _product(self, schedule: Schedule, machine: GpuMachine) -> Product | None:
         """Find the product of a kernel, if tensor cores multiply it and it is large enough."""
-        product = find_product(schedule) if machine.has_async_copy else None
+        product = find_product(schedule, self._open_rows) if machine.has_async_copy else None
         if product is None or min(product.rows, product.columns) < SMALLEST_SIDE or product.depth < SIDE:
             return None
         dtypes = operand_types(schedule, product)

@@ -19,6 +19,7 @@ from tvm_ext.schedules.cuda.finish import finish_schedule
 from tvm_ext.schedules.cuda.fragments import SIDE, clear_fragment, result_fragment
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
 from tvm_ext.schedules.cuda.matmul import add_parts, divide_depth, finish
+from tvm_ext.schedules.cuda.open_extents import OPEN_ROWS
 from tvm_ext.schedules.cuda.product import Product, as_matrices, find_product, inline_into
 from tvm_ext.schedules.cuda.product_tile import Tile
 from tvm_ext.schedules.cuda.tensor_matmul import (
@@ -44,9 +45,18 @@ FEWEST_ROWS = GROUP_ROWS // 2
 
 
 class WarpgroupMatmul:
-    """Schedule a product or a convolution of 16-bit operands, where ``wgmma`` is faster than ``mma.sync``."""
+    """Schedule a product or a convolution of 16-bit operands, where ``wgmma`` is faster than ``mma.sync``.
+
+    Parameters
+    ----------
+    open_rows : int
+        What rows or columns of open extent count as.
+    """
 
     name = "cuda.warpgroup_matmul"
+
+    def __init__(self, open_rows: int = OPEN_ROWS) -> None:
+        self._open_rows = open_rows
 
     def apply(self, func: PrimFunc, target: tvm.target.Target, tunable: bool = False) -> Schedule | None:
         """Schedule ``func`` when it is one such product with data-parallel neighbours and one result."""
@@ -74,7 +84,7 @@ class WarpgroupMatmul:
 
     def _product(self, schedule: Schedule, machine: GpuMachine) -> Product | None:
         """Find the product of a kernel, if warpgroups multiply it."""
-        product = find_product(schedule) if machine.has_warpgroups else None
+        product = find_product(schedule, self._open_rows) if machine.has_warpgroups else None
         if product is None or min(product.row_vector[1], product.column_vector[1]) < FEWEST_NEIGHBOURS:
             return None
         if min(product.rows, product.columns) < FEWEST_ROWS:

@@ -116,3 +116,27 @@ def test_products(name: str, arch: str, options: dict[str, Any], tolerance: floa
     shape, body, constants = PRODUCTS[name]
     emulated = check(model_of(shape, body, constants), shape, arch, tolerance, **options)
     assert "" not in emulated.rules.values(), emulated.rules
+
+
+ATTENTION = (
+    "a = Reshape(x, p) c = MatMul(x, w) d = Reshape(c, p) "
+    "q = Transpose<perm = [0, 2, 1, 3]>(a) t = Transpose<perm = [0, 2, 3, 1]>(d) v = Transpose<perm = [0, 2, 1, 3]>(d) "
+    "s = MatMul(q, t) m = Mul(s, h) {mask} u = Softmax<axis = -1>({scores}) e = MatMul(u, v) "
+    "f = Transpose<perm = [0, 2, 1, 3]>(e) y = Reshape(f, r)"
+)
+
+
+@pytest.mark.parametrize(("arch", "options", "tolerance"), SETTINGS[:2], ids=[row[0] for row in SETTINGS[:2]])
+@pytest.mark.parametrize("shape", [("b", 33, 48), (2, "n", 48), ("b", "n", 48)], ids=["batch", "sequence", "both"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention(shape: Any, masked: bool, arch: str, options: dict[str, Any], tolerance: float) -> None:
+    mask = "o = Expand(one, k) g = Trilu<upper = 0>(o, zero) z = Add(m, g)" if masked else ""
+    mask = "n = Shape<start = 1, end = 2>(x) k = Concat<axis = 0>(n, n) " + mask if masked else mask
+    body = ATTENTION.format(mask=mask, scores="z" if masked else "m")
+    constants = {
+        "w": weight(48, 48), "h": np.array(0.25, "float32"), "p": np.array([0, 0, 3, 16], "int64"),
+        "r": np.array([0, 0, 48], "int64"), "one": np.ones((1, 1), "float32"), "zero": np.array(0, "int64"),
+    }  # fmt: skip
+    emulated = check(model_of(shape, body, constants), shape, arch, tolerance, **options)
+    assert "cuda.attention" in emulated.rules.values()
+    assert "" not in emulated.rules.values(), emulated.rules
