@@ -2,7 +2,7 @@
 
 Where the reduced elements lie side by side, the threads of a block go along a row; otherwise neighbouring threads have
 neighbouring rows, and further threads share the elements of each. There may be any number of rows, and of elements of
-a row that lie side by side: what has the length of such a row is in no shared memory, but computed again.
+a row: what has the length of such a row is in no shared memory, but computed again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 import tvm
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.tirx import IntImm, IterVar, PrimFunc
+from tvm.tirx import IterVar, PrimFunc
+from tvm.tirx.analysis import undefined_vars
 
 from tvm_ext.schedules.cuda.blocks import element_bytes, extent, longest_vector, touched
 from tvm_ext.schedules.cuda.finish import finish_schedule
@@ -95,8 +96,6 @@ def _schedule(schedule: Schedule, machine: GpuMachine) -> None:
     if not all(same(_results(schedule, block), count) for block in reductions):
         raise NotRows  # what is computed of it has other rows, as in squeeze and excitation
     length = max((_reduced(schedule, block) for block in reductions), key=estimated)
-    if is_open(length) and not along:
-        raise NotRows
     few = not is_open(length) and length <= MOST_SERIAL and estimated(count, OPEN_ROWS) >= MOST_SERIAL * length
     if along and len(reductions) == 1 and few:
         raise NotRows
@@ -127,14 +126,33 @@ def _few_blocks(schedule: Schedule) -> list[SBlockRV]:
 
 
 def _reads_in_order(schedule: Schedule, block: SBlockRV) -> bool:
-    """Whether a reduction reads a tensor whose axes are its own, each once: strides of open extents are no numbers."""
+    """Whether a reduction reads each element of a tensor once, axis by axis: strides of open extents are no numbers.
+
+    An axis of the tensor is one of the reduction, or several of known extents.
+    """
     body = schedule.get(block)
-    axes = [axis.var for axis in body.iter_vars if is_open(axis.dom.extent) or int(axis.dom.extent) != 1]
-    for region in body.reads:
-        indices = [item.min for item in region.region if not isinstance(item.min, IntImm)]
-        if len(indices) == len(axes) and all(any(axis.same_as(index) for index in indices) for axis in axes):
-            return True
-    return False
+    axes = [axis for axis in body.iter_vars if is_open(axis.dom.extent) or int(axis.dom.extent) != 1]
+    return any(_meets_once(region, axes) for region in body.reads)
+
+
+def _meets_once(region: Any, axes: list[Any]) -> bool:
+    found = 0
+    for item in region.region:
+        own = [axis for axis in axes if any(axis.var.same_as(var) for var in undefined_vars(item.min))]
+        found += len(own)
+        if not own or (len(own) == 1 and own[0].var.same_as(item.min)):
+            continue
+        if any(is_open(axis.dom.extent) for axis in own):
+            return False
+        steps = list(tvm.sym.detect_linear_equation(item.min, [axis.var for axis in own]))[: len(own)]
+        if len(steps) != len(own) or any(map(is_open, steps)):
+            return False
+        reach = 1
+        for step, size in sorted((int(step), int(axis.dom.extent)) for step, axis in zip(steps, own, strict=True)):
+            if step < reach:
+                return False
+            reach = step * size
+    return found == len(axes)
 
 
 def _reduced(schedule: Schedule, block: SBlockRV) -> Any:
@@ -183,6 +201,8 @@ def _across_rows(
     schedule: Schedule, blocks: list[SBlockRV], row: LoopRV, count: Any, length: int, machine: GpuMachine
 ) -> None:
     """Give neighbouring rows to neighbouring threads, and each row to as many as keep the machine busy."""
+    if is_open(length):
+        blocks, length = _computed_again(schedule, blocks), estimated(length, OPEN_ROWS)
     columns, sharing = _shape(count, length, machine)
     columns = pick(schedule, [size for size in THREADS if divisor(count) % size == 0 and size <= 256], columns)
     sharing = pick(schedule, [size for size in (1, 2, 4, 8, 16, 32) if size <= max(1, length)], sharing)

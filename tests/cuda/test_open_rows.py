@@ -41,6 +41,12 @@ REDUCTIONS: dict[str, tuple[tuple[int | str, ...], str, dict[str, np.ndarray]]] 
     "group norm": (
         ("b", 12, 5, 7), "y = GroupNormalization<num_groups = 3>(x, s, t)", {"s": weight(3), "t": weight(3)},
     ),
+    "group norm of an open image": (
+        ("b", 12, "n", "m"), "a = GroupNormalization<num_groups = 3>(x, s, t) y = Relu(a)",
+        {"s": weight(3), "t": weight(3)},
+    ),
+    "mean of tokens": (("b", "n", 48), "y = ReduceMean<keepdims = 1>(x, axes)", {"axes": np.array([1], "int64")}),
+    "softmax of columns": ((2, "n", 9), "y = Softmax<axis = 1>(x)", {}),
     "norms of columns": (("b", 40, "n"), "y = ReduceL2<keepdims = 1>(x, axes)", {"axes": np.array([1], "int64")}),
     "sum of all": (("b", "n", 3), "y = ReduceSum<keepdims = 1>(x)", {}),
     "largest": (("b", "n"), "a = ReduceMax<keepdims = 1>(x, axes) y = Sub(x, a)", {"axes": np.array([1], "int64")}),
