@@ -79,7 +79,9 @@ def _either(func: PrimFunc, condition: Any, first: Any, second: Any) -> PrimFunc
     Kernels under a condition would be refused by the pass of TVM that puts barriers into them.
     """
     one, none = tirx.const(1, "int64"), tirx.const(0, "int64")
-    rounds = (tirx.Select(condition, one, none), tirx.Select(condition, none, one))
-    body = [loop(count, lambda _, part=part: part) for count, part in zip(rounds, (first, second), strict=True)]
-    root = s_tir.SBlock([], [], [], "root", sequence(body))
+    either = [
+        loop(tirx.Select(condition, one, none), lambda _: first),
+        loop(tirx.Select(condition, none, one), lambda _: second),
+    ]
+    root = s_tir.SBlock([], [], [], "root", sequence(either))
     return PrimFunc(func.params, s_tir.SBlockRealize([], True, root), func.ret_type, func.attrs)
