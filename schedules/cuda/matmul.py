@@ -5,7 +5,7 @@ from __future__ import annotations
 import tvm
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.tirx import PrimFunc
+from tvm.tirx import IntImm, PrimFunc
 
 from tvm_ext.schedules.cuda.blocks import bind_grid, extent
 from tvm_ext.schedules.cuda.elementwise import bind_flat
@@ -136,7 +136,10 @@ def divide_depth(schedule: Schedule, block: SBlockRV, parts: int) -> SBlockRV:
     loops = schedule.get_loops(made)
     # The axes of the block are batch, rows, columns, part and depth.
     batch, i, j, part, k = loops
-    schedule.reorder(part, batch, i, j, k)
+    # Which part a block has is a remainder of its number; of an open batch it would be a quotient by a number that only
+    # a run knows.
+    outer = (part, batch) if isinstance(schedule.get(batch).extent, IntImm) else (batch, part)
+    schedule.reorder(*outer, i, j, k)
     return made
 
 

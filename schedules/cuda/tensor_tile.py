@@ -63,6 +63,10 @@ SMALLEST_COPY = 4
 SPARE_REGISTERS = 16
 """Registers beyond the fragments and addresses that are counted, before fewer blocks than counted are resident."""
 
+OPEN_REGISTERS, OPEN_REGISTERS_FETCHED = 16, 40
+"""Further registers where a run says how many products there are, each address being a number of 64 bits then; and
+where elements are fetched before they are stored, too."""
+
 
 @dataclass(frozen=True)
 class Use:
@@ -102,9 +106,11 @@ def tensor_use(product: Product, tile: Tile) -> Use:
         side * (tile.depth + vector) if deep or size != 2 else tile.depth * (side + vector)
         for side, deep in ((tile.columns, product.column_vector[0]), (tile.rows, product.row_vector[0]))
     )
+    fetched = any(_is_fetched(vector, size) for vector in (product.row_vector, product.column_vector))
+    wide = (OPEN_REGISTERS_FETCHED if fetched else OPEN_REGISTERS) if product.is_open else 0
     return Use(
         tile.threads * WARP,
-        min(255, accumulators + 4 * fragments + 40 + SPARE_REGISTERS),
+        min(255, accumulators + 4 * fragments + 40 + wide + SPARE_REGISTERS),
         tile.stages * size * (rows + columns),
     )
 
@@ -181,6 +187,11 @@ def keeps_vectors(product: Product, tile: Tile) -> bool:
         for deep, run in (product.row_vector, product.column_vector)
         if deep and run > 1
     )
+
+
+def _is_fetched(vector: tuple[bool, int], size: int) -> bool:
+    """Whether elements go through registers on their way to shared memory; those of four bytes are rounded there."""
+    return size == 4 or vector_of(vector, size) * size < SMALLEST_COPY
 
 
 def vector_of(vector: tuple[bool, int], size: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+import tvm
 from tvm.script import relax as R
 
 from scripts.cuda.kernels import kernels_of, target_of
@@ -37,5 +38,22 @@ def test_convolutions_of_planes(
     )
     target = target_of(arch)
     kernels = {kernel.name: kernel.scheduled for kernel in kernels_of("convolution", mod, target)}
+    assert "cuda.tensor_matmul" in [str((func.attrs or {}).get(RULE_ATTRIBUTE)) for func in kernels.values()]
+    assert spilling(kernel_resources(kernels, target, toolkit)) == []
+
+
+@pytest.mark.parametrize(("arch", "precision"), [("sm_90", "tf32"), ("sm_80", "float16")])
+def test_open_batches(arch: str, precision: str) -> None:
+    """Addresses of an open batch have 64 bits: more registers, of which fewer blocks are to have enough."""
+    toolkit = find_toolkit()
+    if toolkit is None:
+        pytest.skip("no CUDA toolkit counts registers here")
+    data = (tvm.tirx.Var("n", "int64"), 128, 28, 28)
+    mod = graph(
+        lambda _, x, w: R.nn.relu(R.nn.conv2d(x, w, strides=2, padding=1)),
+        [(data, "float32"), ((256, 128, 3, 3), "float32")],
+    )
+    target = target_of(arch)
+    kernels = {kernel.name: kernel.scheduled for kernel in kernels_of("open", mod, target, precision=precision)}
     assert "cuda.tensor_matmul" in [str((func.attrs or {}).get(RULE_ATTRIBUTE)) for func in kernels.values()]
     assert spilling(kernel_resources(kernels, target, toolkit)) == []
