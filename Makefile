@@ -24,8 +24,8 @@ test-slow: $(VENV)/.installed zoo
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "long and not slow" $(ARGS)
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-# Random models, drawn by NNSmith, or networks of the usual blocks (ARGS="--kind networks"), in all combinations of
-# options; what fails is kept in fuzz_failures/.
+# Random models, drawn by NNSmith, or networks of the usual blocks (ARGS="--kind networks"; vta and hexagon: small ones
+# in simulators), in all combinations of options; what fails is kept in fuzz_failures/.
 SECONDS ?= 600
 fuzz: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable ".[fuzz]"

@@ -1,7 +1,8 @@
 """Random models for a while: ``python -m scripts.fuzz --seconds 600``.
 
 Graphs of any operators are drawn by NNSmith, networks (``--kind networks``) of the blocks that trained ones are made
-of, in floats or quantised. What is wrong, crashes, hangs or is refused is kept in a folder; ``--reduce`` makes such a
+of, in floats or quantised, for CPUs, or small ones for VTA and Hexagon, in their simulators (``--kind vta``,
+``--kind hexagon``). What is wrong, crashes, hangs or is refused is kept in a folder; ``--reduce`` makes such a
 file small.
 """
 
@@ -22,7 +23,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600, help="how long new models are tried")
     parser.add_argument("--first", type=int, help="first seed; by default a new one each time, or behind the last row")
     parser.add_argument("--rows", type=Path, help="file of counts to go on from (JSON lines); a new one by default")
-    parser.add_argument("--kind", choices=("graphs", "networks"), default="graphs", help="what is drawn")
+    parser.add_argument(
+        "--kind", choices=("graphs", "networks", "vta", "hexagon"), default="graphs", help="what is drawn"
+    )
     parser.add_argument("--failures", type=Path, default=Path("fuzz_failures"), help="folder of models that fail")
     parser.add_argument("--again", type=Path, nargs="+", metavar="FILE", help="try kept models again instead")
     parser.add_argument("--reduce", type=Path, nargs="+", metavar="FILE", help="reduce kept models instead")

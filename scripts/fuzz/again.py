@@ -8,13 +8,13 @@ from pathlib import Path
 from scripts.fuzz import store
 from scripts.fuzz.seeds import Drawn, threads_of
 from scripts.fuzz.trial import Outcome
-from scripts.fuzz.workers import Pool
+from scripts.fuzz.workers import LIMIT, SIMULATED_LIMIT, Pool
 
 
-def outcome_of(path: Path, limit: float = 60.0) -> Outcome:
+def outcome_of(path: Path, limit: float | None = None) -> Outcome:
     """Try a kept model in a process of its own."""
     model, feeds, options, _ = store.load(path)
-    pool = Pool(options.threads, limit)
+    pool = Pool(options.threads, limit or (SIMULATED_LIMIT if options.accelerator else LIMIT))
     try:
         return pool.run(Drawn(model.SerializeToString(), feeds, options))
     finally:

@@ -13,9 +13,10 @@ from typing import Any
 import onnx
 
 from scripts.fuzz import store
+from scripts.fuzz.options import ACCELERATORS
 from scripts.fuzz.seeds import Drawn, threads_of
 from scripts.fuzz.trial import Outcome
-from scripts.fuzz.workers import Pool
+from scripts.fuzz.workers import LIMIT, SIMULATED_LIMIT, Pool
 
 BATCH = 100
 """Seeds of one row."""
@@ -90,7 +91,8 @@ def run_batch(start: int, stop: int, end: float | None, failures: Path, kind: st
     skipped: Counter[str] = Counter()
     notable: list[dict[str, Any]] = []
     began, used, reached = time.monotonic(), 0.0, start
-    pools = {threads: Pool(threads, kind=kind) for threads in (1, 2)}
+    limit = SIMULATED_LIMIT if kind in ACCELERATORS else LIMIT
+    pools = {threads: Pool(threads, limit, kind=kind) for threads in (1, 2)}
     try:
         for seed in range(start, stop):
             if end is not None and time.monotonic() > end:

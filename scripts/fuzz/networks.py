@@ -114,9 +114,9 @@ def _body(w: Layers, x: Value, kind: str, side: Value | None, sizes: Sizes) -> t
 
 
 def _smaller(w: Layers, x: Value, most: int) -> Value:
-    while prod(x.shape) > most or x.channels > 160:
+    while (prod(x.shape) > most and x.channels > 1) or x.channels > 160:
         if x.channels > 160 or min(x.shape[2:]) < 3:
-            x = w.conv(x, 24, 1)
+            x = w.conv(x, 24 if x.channels > 24 else x.channels // 2, 1)
         else:
             x = w.pool(x, "MaxPool", 2, 2)
     return x

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import numpy as np
 import onnx
 
 from scripts.fuzz import networks
-from scripts.fuzz.options import Options, draw_options
+from scripts.fuzz.options import Options, draw_accelerated, draw_options
 from scripts.fuzz.trial import Outcome, Stage, try_model
 from scripts.fuzz.values import draw_inputs
 
@@ -19,6 +20,9 @@ SEEDS = 2**32 - 10**6
 
 MOST_EMBEDDED = 100
 """Nodes of a network for all of whose kernels instructions are searched for; that takes a second a kernel."""
+
+MOST_SIMULATED = 50
+"""Nodes of a network on a simulated accelerator."""
 
 STOCK_SHARE = 0.04
 """Of the models that stock TVM is asked about whatever the answer."""
@@ -74,7 +78,31 @@ def draw_network(seed: int) -> Drawn:
     return Drawn(model.SerializeToString(), feeds, options, bool(rng.random() < STOCK_SHARE))
 
 
-DRAWS: dict[str, Callable[[int], Drawn]] = {"graphs": draw_graph, "networks": draw_network}
+def draw_accelerated_network(seed: int, accelerator: str) -> Drawn:
+    """Draw a trial of a small network on a simulated accelerator, ``vta`` or ``hexagon``.
+
+    Raises
+    ------
+    Exception
+        Whatever onnxruntime's quantiser raises for a network that it cannot quantise.
+    """
+    if accelerator == "vta":
+        from scripts.fuzz.on_vta import TARGETS
+    else:
+        from scripts.fuzz.on_hexagon import TARGETS
+    rng = np.random.default_rng((seed, 5))
+    model, feeds = networks.draw_network(rng, networks.SMALL)
+    while len(model.graph.node) > MOST_SIMULATED:
+        model, feeds = networks.draw_network(rng, networks.SMALL)
+    return Drawn(model.SerializeToString(), feeds, draw_accelerated(rng, TARGETS, threads_of(seed)), stock=False)
+
+
+DRAWS: dict[str, Callable[[int], Drawn]] = {
+    "graphs": draw_graph,
+    "networks": draw_network,
+    "vta": functools.partial(draw_accelerated_network, accelerator="vta"),
+    "hexagon": functools.partial(draw_accelerated_network, accelerator="hexagon"),
+}
 """What a campaign may draw."""
 
 

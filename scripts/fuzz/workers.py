@@ -17,6 +17,9 @@ from scripts.fuzz.trial import Outcome
 LIMIT = 60.0
 """Seconds of processor time that one trial may take (and ten times as many by the clock)."""
 
+SIMULATED_LIMIT = 180.0
+"""The same on a simulated accelerator, whose programs take longer to make and to run."""
+
 LIFETIME = 60
 """Trials of one process."""
 
@@ -154,7 +157,9 @@ def _serve(pipe: Connection, threads: int, kind: str) -> None:
             trial = pipe.recv()
         except EOFError:
             return
-        signal.setitimer(signal.ITIMER_PROF, 4 * LIMIT)  # ends the process if nobody is left who would end a hang
+        signal.setitimer(
+            signal.ITIMER_PROF, 4 * SIMULATED_LIMIT
+        )  # ends the process if nobody is left who would end a hang
         if isinstance(trial, Drawn):
             outcome = try_drawn(trial, stage)
         else:

@@ -16,7 +16,7 @@ pytest.importorskip("onnxruntime")
 
 from scripts.fuzz import __main__ as fuzz
 from scripts.fuzz import campaign, store
-from scripts.fuzz.options import Options, draw_options, runs_here
+from scripts.fuzz.options import Options, draw_accelerated, draw_options, runs_here
 from scripts.fuzz.seeds import Drawn
 from scripts.fuzz.trial import Outcome
 from scripts.fuzz.workers import Pool
@@ -26,7 +26,7 @@ from tests.zoo import get
 class FakePool:
     """Finds every seventh seed wrong."""
 
-    def __init__(self, threads: int, *, kind: str) -> None:
+    def __init__(self, threads: int, limit: float, *, kind: str) -> None:
         self.drawn = Drawn(
             get("tiny_mlp").onnx_model().SerializeToString(), {"x": np.zeros((4, 32), "float32")}, Options()
         )
@@ -93,6 +93,17 @@ def test_every_option_is_drawn() -> None:
         ("level", 1 + sum(map(runs_here, ("x86-64-v2", "haswell", "skylake-avx512")))),
     ):
         assert len({getattr(options, name) for options in found}) == number
+
+
+def test_options_of_accelerators_are_kept(tmp_path: Path) -> None:
+    generator, targets = np.random.default_rng(0), ("tvm-ext/vta-2x16x16", "hexagon-v68")
+    found = [draw_accelerated(generator, targets, 1) for _ in range(200)]
+    assert {options.accelerator for options in found} == {"vta", "hexagon"}
+    assert draw_options(generator, 1).accelerator == ""
+    for name, number in (("embed", 3), ("layers", 4), ("samples", 4), ("schedules", 2), ("packets", 2)):
+        assert len({getattr(options, name) for options in found}) == number
+    model = get("tiny_mlp").onnx_model()
+    assert store.load(store.save(tmp_path, "m", model, {}, store.about(found[0])))[2] == found[0]
 
 
 class Dies(Drawn):

@@ -58,6 +58,15 @@ def test_forms_are_what_they_say() -> None:
         assert found.shape == ((1, 5) if form == "open" else (2, 5))
 
 
+@pytest.mark.parametrize("shape", [(5, 24, 2, 9, 9), (5, 1, 2, 3000), (1, 200, 2, 2), (2, 16, 40, 40)])
+def test_large_values_are_made_smaller(shape: tuple[int, ...]) -> None:
+    """A side of two was pooled no more, and 24 channels became 24 for ever."""
+    writer = Layers(17, np.random.default_rng(0))
+    found = networks._smaller(writer, Value("x", shape), 4000)
+    assert found.channels <= 160
+    assert np.prod(found.shape) <= 4000 or found.channels == 1
+
+
 def test_a_seed_has_one_network() -> None:
     (model, feeds), (again, same) = (draw_network(np.random.default_rng((7, 1))) for _ in range(2))
     assert model == again
