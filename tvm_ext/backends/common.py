@@ -31,6 +31,7 @@ from tvm_ext.memory.relax.scattered_joins import scattered_joins
 from tvm_ext.memory.relax.sliced_convolutions import slice_convolutions
 from tvm_ext.memory.relax.trial import peak_on_trial
 from tvm_ext.options import PipelineOptions
+from tvm_ext.passes.asserted_extents import asserted_extents
 from tvm_ext.passes.crop_results import crop_results
 from tvm_ext.passes.dataflow_reshapes import dataflow_reshapes
 from tvm_ext.passes.decompose_attention import decompose_attention
@@ -93,6 +94,7 @@ def inference_form(
     quantized = [] if integers is None else [decompose_attention(), *integers, relax.transform.DeadCodeElimination()]
     return [
         outline_branches(),
+        asserted_extents(),
         relax.transform.CanonicalizeBindings(),
         *foreign_kernels(),
         plain_broadcasts(),

@@ -35,7 +35,7 @@ def extents_first() -> tvm.transform.Pass:
 
 
 def _sorted(function: relax.Function) -> relax.Function:
-    known = {extent for param in function.params for extent in _extents(param.ty)}
+    known = {extent for param in function.params for extent in extents(param.ty)}
     blocks, changed = [], False
     for block in function.body.blocks:
         bindings = list(block.bindings)
@@ -96,14 +96,15 @@ def _needs(binding: Any, made_by: dict[Any, int], found_by: dict[Any, int]) -> d
 
 def _named(binding: relax.MatchCast) -> list[Any]:
     """List the variables that a ``match_cast`` may give their values."""
-    return [extent for extent in _extents(binding.ty) if tvm.ir.is_prim_var(extent)]
+    return [extent for extent in extents(binding.ty) if tvm.ir.is_prim_var(extent)]
 
 
-def _extents(ty: Any) -> list[Any]:
+def extents(ty: Any) -> list[Any]:
+    """List the extents that a type names: of a tensor, of a shape, or of the fields of a tuple."""
     if isinstance(ty, relax.TensorType):
         return list(ty.shape.values) if isinstance(ty.shape, relax.ShapeExpr) else []
     if isinstance(ty, relax.ShapeType):
         return list(ty.values or [])
     if isinstance(ty, relax.TupleType):
-        return [extent for field in ty.fields for extent in _extents(field)]
+        return [extent for field in ty.fields for extent in extents(field)]
     return []
