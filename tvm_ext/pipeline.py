@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import tvm
+from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.backends.cpu.target import check_arithmetic, native_target, warn_if_baseline
 from tvm_ext.backends.registry import BACKENDS, backend_of
 from tvm_ext.database.folders import open_earlier
 from tvm_ext.database.networks import named_network
-from tvm_ext.database.tuned_schedules import TUNED_SCHEDULES
+from tvm_ext.database.tuned_schedules import TUNED_SCHEDULES, given_schedules
 from tvm_ext.errors import OptionError, OutputError, TargetError
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.forward_indices import forward_indices
@@ -60,6 +61,9 @@ def phase_passes(target: tvm.target.Target, options: PipelineOptions) -> list[tu
             passes += [forward_indices(), hidden_quotients()]  # before buffers are flattened
         if any(one.info.name == TUNED_SCHEDULES for one in passes):
             passes.insert(0, named_network())  # marks in the database are of networks
+        if number == 0 and "schedule" not in options.disable and options.work_dir is None:
+            # Not the truth value of the database, which is whether it is empty.
+            passes[:0] = [given_schedules()] if ms.Database.current() is not None else []
         if options.dump_dir is not None:
             passes.append(_dump_pass(Path(options.dump_dir), f"{number:02d}_{phase.name}.py"))
         chain.append((phase, tvm.transform.Sequential(passes, name=f"tvm_ext.{phase.name}")))

@@ -8,18 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
+from tvm import te
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
 import tvm_ext
 from tests.database.test_folders import commit
 from tests.fusion.relax.test_inverted_residuals import always, block  # noqa: F401 (a fixture)
+from tests.modules import run
 from tests.schedules.kernels import graph
 from tests.tuners.metaschedule.kernels import matmul
 from tvm_ext.backends.cpu.backend import CPU
 from tvm_ext.backends.cpu.target import native_target
 from tvm_ext.backends.vta.codegen.tuned import write_tuned
 from tvm_ext.database.folders import RECORDS, VERSION, WORKLOADS, begun_by, note_version, open_database
+from tvm_ext.database.tuned_schedules import record_of
 from tvm_ext.errors import CompileError, PerformanceWarning, TvmExtWarning
 from tvm_ext.options import PipelineOptions
 from tvm_ext.pipeline import phase_passes
@@ -158,3 +161,45 @@ def test_a_schedule_that_means_nothing_any_more_is_named(tmp_path: Path) -> None
         record(tmp_path, task.mod, schedule)
     with pytest.raises(CompileError, match=r"kernels may have schedules of .*: try without this database"):
         tvm_ext.compile(model(), work_dir=tmp_path)
+
+
+@pytest.mark.parametrize("extents", ["int32", "int64"])
+def test_kernels_that_were_tuned_as_they_stand_in_a_module(extents: str) -> None:
+    """As TVM's own ``tune_relax`` measures them: merged with what follows, or with other extents, they are unknown."""
+    rows, columns = (tvm.tirx.IntImm(extents, number) for number in (7, 33))
+    x, y = te.placeholder((rows, columns), name="x"), te.placeholder((rows, columns), name="y")
+    twice = te.compute((rows, columns), lambda i, j: x[i, j] * y[i, j] + x[i, j], name="twice")
+    kernel = te.create_prim_func([x, y, twice]).without_attr("global_symbol")
+
+    def made(bb: tvm.relax.BlockBuilder, given: tvm.relax.Var) -> tvm.relax.Expr:
+        called = tvm.relax.call_tir(bb.add_func(kernel, "twice"), [given, given], given.ty)
+        return tvm.relax.op.nn.relu(bb.emit(called))
+
+    mod, database = graph(made, [(X.shape, "float32")]), ms.database.MemoryDatabase()
+    # As MetaSchedule has it in a database.
+    workload = tvm.IRModule({"main": mod["twice"].with_attr("global_symbol", "main").with_attr("tirx.noalias", True)})
+    schedule = Schedule(workload)
+    schedule.vectorize(schedule.get_loops(schedule.get_sblock("twice"))[1])
+    known = database.commit_workload(workload)
+    database.commit_tuning_record(ms.database.TuningRecord(schedule.trace, known, [1.0], native_target(), None))
+    with database:
+        executable = tvm.compile(mod, native_target(), relax_pipeline="tvm_ext")
+        with native_target():
+            lowered = tvm.relax.get_pipeline("tvm_ext")(mod)
+        with native_target():
+            untuned = tvm.relax.get_pipeline("tvm_ext", disable=("schedule",))(mod)
+    assert record_of(lowered["twice"]) is not None
+    assert not any(record_of(func) for _, func in untuned.functions_items() if isinstance(func, tvm.tirx.PrimFunc))
+    np.testing.assert_allclose(run(executable, [X])[0], np.maximum(X * X + X, 0), rtol=1e-6)
+
+
+def test_an_entered_database_without_these_kernels_is_said_to_be_of_no_use() -> None:
+    database = ms.database.MemoryDatabase()
+    with database:
+        tvm.compile(model(), native_target(), relax_pipeline="tvm_ext")  # nothing was tuned yet: nothing to say
+    known = database.commit_workload(matmul(8))
+    trace = Schedule(matmul(8)).trace
+    database.commit_tuning_record(ms.database.TuningRecord(trace, known, [1.0], native_target(), None))
+    with database, pytest.warns(PerformanceWarning, match="that was entered has none of the 1 kernels of this model"):
+        executable = tvm.compile(model(), native_target(), relax_pipeline="tvm_ext")
+    np.testing.assert_allclose(run(executable, [X])[0], X @ WEIGHT, rtol=1e-5, atol=1e-5)

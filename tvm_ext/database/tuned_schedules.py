@@ -29,6 +29,8 @@ RECORD_ATTRIBUTE = "tvm_ext.tuning_record"
 TUNED_SCHEDULES = "tvm_ext.TunedSchedules"
 """Name of the pass."""
 
+ENTERED = "the database that was entered"
+
 NAMED = 3
 """Kernels that a warning names."""
 
@@ -108,9 +110,35 @@ def current_schedules(stranger: Stranger = no_strangers, versions: Versions | No
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.CurrentSchedules")
     def _current_schedules(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        return _applied(mod, Answers(ms.Database.current(), stranger, ()), "the database that was entered", versions)
+        answers = Answers(ms.Database.current(), stranger, ())
+        tuned = _applied(mod, answers, ENTERED, versions)
+        kernels = _unscheduled(mod)
+        known = answers.taken or answers.left or answers.strangers or _recorded(mod)
+        if len(answers.database) and kernels and not known and not all_left_alone():
+            warn(
+                f"{ENTERED} has none of the {len(kernels)} kernels of this model: it is of another model, shape, "
+                "target or options; `tvm-ext tune` tunes the kernels of this pipeline, and kernels that TVM's own "
+                "tuners measured are found in the module that was tuned, whose operators are kernels already"
+            )
+        return tuned
 
     return _current_schedules
+
+
+def given_schedules() -> tvm.transform.Pass:
+    """Make the pass that schedules kernels as they were given, for the database that the caller has entered.
+
+    TVM's own tuners measure the kernels of a module as they stand in it. The pass runs before the pipeline changes
+    them: merged with their neighbours they would be others, of which the database knows nothing.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext.GivenSchedules")
+    def _given_schedules(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        if all_left_alone() or not _unscheduled(mod):
+            return mod
+        return _applied(mod, Answers(ms.Database.current(), no_strangers, ()), ENTERED, None)
+
+    return _given_schedules
 
 
 def _applied(mod: tvm.IRModule, answers: Answers, origin: str, versions: Versions | None) -> tvm.IRModule:
@@ -155,6 +183,11 @@ def record_of(func: PrimFunc) -> Identity | None:
 
 def _is_scheduled(func: PrimFunc) -> bool:
     return bool(func.attrs) and "tirx.is_scheduled" in func.attrs
+
+
+def _recorded(mod: tvm.IRModule) -> bool:
+    """Tell whether a kernel has its schedule of a database already."""
+    return any(isinstance(func, PrimFunc) and record_of(func) for func in mod.functions.values())
 
 
 def _unscheduled(mod: tvm.IRModule) -> set[str]:
