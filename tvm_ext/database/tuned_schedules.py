@@ -114,7 +114,7 @@ def current_schedules(stranger: Stranger = no_strangers, versions: Versions | No
         tuned = _applied(mod, answers, ENTERED, versions)
         kernels = _unscheduled(mod)
         known = answers.taken or answers.left or answers.strangers or _recorded(mod)
-        if len(answers.database) and kernels and not known and not all_left_alone():
+        if kernels and not known and not all_left_alone() and _has_records(answers.database):
             warn(
                 f"{ENTERED} has none of the {len(kernels)} kernels of this model: it is of another model, shape, "
                 "target or options; `tvm-ext tune` tunes the kernels of this pipeline, and kernels that TVM's own "
@@ -183,6 +183,13 @@ def record_of(func: PrimFunc) -> Identity | None:
 
 def _is_scheduled(func: PrimFunc) -> bool:
     return bool(func.attrs) and "tirx.is_scheduled" in func.attrs
+
+
+def _has_records(database: ms.Database) -> bool:
+    try:
+        return len(database) > 0
+    except RuntimeError:  # one that makes schedules when it is asked cannot tell
+        return False
 
 
 def _recorded(mod: tvm.IRModule) -> bool:
