@@ -146,3 +146,17 @@ def test_attention(shape: Any, masked: bool, arch: str, options: dict[str, Any],
     emulated = check(model_of(shape, body, constants), shape, arch, tolerance, **options)
     assert "cuda.attention" in emulated.rules.values()
     assert "" not in emulated.rules.values(), emulated.rules
+
+
+def test_few_and_many_rows_by_other_instructions() -> None:
+    """On Hopper a deep product has a kernel by ``mma.sync`` for few rows, and one by ``wgmma`` for many."""
+    matrix = weight(1536, 384)
+    model = model_of(("n", 1536), "a = MatMul(x, w) y = Relu(a)", {"w": matrix})
+    target = resolve_target({"kind": "cuda", "arch": "sm_90"})
+    emulated = EmulatedModel(import_model(model, dynamic={"n": (1, 512)}).mod, target, precision="float16")
+    assert "cuda.open_product" in emulated.rules.values()
+    for rows in (5, 260):
+        x = np.random.default_rng(rows).standard_normal((rows, 1536)).astype("float32")
+        (found,) = emulated(x)
+        np.testing.assert_allclose(found, np.maximum(x @ matrix, 0), rtol=5e-3, atol=1e-2)
+    assert not emulated.faults

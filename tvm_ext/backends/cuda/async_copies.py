@@ -125,14 +125,16 @@ def _explicit(body: Any) -> Any:
     the copies overwrite is the one of the step before, of which all threads had loaded the last fragments at the
     barrier in that step. Where a tile is one fragment deep, a step waits and loads first.
     """
-    warpgroups = warpgroup_steps.multiplies_by_warpgroups(body)
+
+    def warpgroups(products: Sequence[Any]) -> bool:  # a function may have kernels of both instructions
+        return any(map(warpgroup_steps.multiplies_by_warpgroups, products))
 
     def loop(node: Any, mutator: Any) -> Any:
         if (found := _step(node.body)) is None:
             return mutator.default_mutate(node)
         copies, pending, products = found
         copies, products = mutator.mutate(copies), [mutator.mutate(item) for item in products]
-        if warpgroups:
+        if warpgroups(products):
             return _sequence(warpgroup_steps.step(copies, pending, products, node))
         ready = [_wait(pending - 1), _barrier()]
         before: list[Any] = []
@@ -150,14 +152,14 @@ def _explicit(body: Any) -> Any:
         if _is_attribute(node, _COMMIT):
             return _sequence([mutator.mutate(node.body), _commit()])
         if _is_attribute(node, _WAIT):
-            if warpgroups:
-                _, *products = node.body.body.seq
+            _, *products = node.body.body.seq if isinstance(node.body.body, tirx.SeqStmt) else (None,)
+            if warpgroups(products):
                 return _sequence(warpgroup_steps.last_step(int(node.body.value), products))
             return _sequence([_wait(int(node.body.value)), mutator.mutate(node.body.body)])
         return mutator.default_mutate(node)
 
     made = tvm_ffi.structural_mutate(body, [(tirx.For, loop), (tirx.AttrStmt, attribute)])
-    return warpgroup_steps.swizzled(made) if warpgroups else made
+    return warpgroup_steps.swizzled(made) if warpgroup_steps.multiplies_by_warpgroups(body) else made
 
 
 def _fragments_ahead(
