@@ -85,6 +85,9 @@ def tensor_tile(product: Product, machine: GpuMachine, asynchronous: bool = True
     """Choose the tile of a product; one whose tiles are not copied asynchronously has two stages."""
     scale = 2 / product.row_bytes
     shapes = [replace(shape, depth=int(shape.depth * scale)) for shape in _SHAPES]
+    if product.open_side is not None:
+        # Each row that a lane stores has a condition and an address of 64 bits: of 64 x 64 they do not fit.
+        shapes = [shape for shape in shapes if shape.thread_rows * shape.thread_columns < 64 * 64]
     staged = [
         replace(tile, stages=stages)
         for tile in divided(shapes, product)

@@ -57,3 +57,19 @@ def test_open_batches(arch: str, precision: str) -> None:
     kernels = {kernel.name: kernel.scheduled for kernel in kernels_of("open", mod, target, precision=precision)}
     assert "cuda.tensor_matmul" in [str((func.attrs or {}).get(RULE_ATTRIBUTE)) for func in kernels.values()]
     assert spilling(kernel_resources(kernels, target, toolkit)) == []
+
+
+def test_open_rows() -> None:
+    """Each row that a lane stores has a condition and an address of 64 bits."""
+    toolkit = find_toolkit()
+    if toolkit is None:
+        pytest.skip("no CUDA toolkit counts registers here")
+    data = (tvm.tirx.Var("b", "int64"), tvm.tirx.Var("n", "int64"), 512)
+    mod = graph(
+        lambda _, x, w, v: R.add(x, R.add(R.matmul(R.multiply(x, x), w), v)),
+        [(data, "float32"), ((512, 512), "float32"), ((512,), "float32")],
+    )
+    target = target_of("sm_80")
+    kernels = {kernel.name: kernel.scheduled for kernel in kernels_of("open", mod, target, precision="float16")}
+    assert "cuda.open_product" in [str((func.attrs or {}).get(RULE_ATTRIBUTE)) for func in kernels.values()]
+    assert spilling(kernel_resources(kernels, target, toolkit)) == []
