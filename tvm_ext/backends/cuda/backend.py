@@ -15,6 +15,7 @@ from tvm_ext.backends.cuda.async_copies import asynchronous_copies
 from tvm_ext.backends.cuda.attention import attention_kernels
 from tvm_ext.backends.cuda.bounds_apart import bounds_apart
 from tvm_ext.backends.cuda.channels_last import channels_last
+from tvm_ext.backends.cuda.empty_launches import no_empty_launches
 from tvm_ext.backends.cuda.here import check_gpu
 from tvm_ext.backends.cuda.host_operators import host_operators
 from tvm_ext.backends.cuda.joined_projections import joined_projections
@@ -130,6 +131,7 @@ def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOpti
         keep_nan(),
         narrow_vectors(),
         check_kernels(),
+        no_empty_launches(),
         asynchronous_copies(),
     ]
 

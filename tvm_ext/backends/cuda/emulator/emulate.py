@@ -274,6 +274,8 @@ class _Host:
                 f"kernel {kernel.name} has {launch.threads} threads in a block, of {BLOCK_THREADS} that CUDA allows; "
                 "bind fewer iterations to threads"
             )
+        if not launch.blocks:
+            raise CompileError(f"kernel {kernel.name} is launched with no blocks, which CUDA refuses")
         for axis, (extent, most) in enumerate(zip(launch.grid, GRID, strict=True)):
             if extent > most:
                 raise CompileError(f"kernel {kernel.name} has {extent} blocks in {'xyz'[axis]}, of {most}")
@@ -289,7 +291,7 @@ class _Host:
             )
 
     def _launch(self, kernel: _Kernel, launch: Launch, slots: list[Any], memories: list[Any]) -> None:
-        if not launch.blocks or not launch.threads:
+        if not launch.threads:
             return
         written = {id(memories[slot]) for slot in kernel.code.stored if memories[slot] is not None}
         checker = Checker(kernel.name, self._report, kernel.code.narrowest, written)
