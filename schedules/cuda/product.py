@@ -58,8 +58,8 @@ class Product:
         Whether a run says how many products, or rows, or columns there are.
     open_side : PrimExpr or None
         How many rows there are, if a run says so; otherwise how many columns, if it says that.
-    open_columns : bool
-        Whether it says how many columns.
+    open_columns, open_depth : bool
+        Whether it says how many columns, and how deep the product is.
     """
 
     block: SBlockRV | None
@@ -78,6 +78,7 @@ class Product:
     is_open: bool = False
     open_side: Any = None
     open_columns: bool = False
+    open_depth: bool = False
 
     def allows(self, rows: int, columns: int) -> bool:
         """Whether the result may be divided into tiles of so many rows and columns."""
@@ -108,7 +109,7 @@ def find_product(schedule: Schedule, open_rows: int = OPEN_ROWS) -> Product | No
     if not all(is_simple(schedule, item) for item in blocks):
         return None
     groups = _groups(schedule, block)
-    if groups is None or any(_is_open(axis) for axis in groups["depth"]):
+    if groups is None:
         return None
     body = schedule.get(block)
     whole = {side: _shares_axis(body, groups, side) for side in ("rows", "columns")}
@@ -119,6 +120,8 @@ def find_product(schedule: Schedule, open_rows: int = OPEN_ROWS) -> Product | No
     sides = {side: known_product(axis.dom.extent for axis in groups[side]) for side in whole if open_sides[side]}
     for side, extent in sides.items():
         extents[side] = max(divisor(extent), open_rows)
+    if open_depth := any(map(_is_open, groups["depth"])):
+        extents["depth"] = max(extents["depth"], OPEN_ROWS)
     row = groups["row_operand"]
     regions = (body.reads[row], body.reads[1 - row])
     unique = sum(_elements(region) * element_bytes(region.source.dtype) for region in (*body.reads, *body.writes))
@@ -130,7 +133,7 @@ def find_product(schedule: Schedule, open_rows: int = OPEN_ROWS) -> Product | No
         block, extents["batch"], extents["rows"], extents["columns"], extents["depth"], row,
         row_bytes, column_bytes, result_bytes, vectors[0], vectors[1], unique,
         (whole["rows"], whole["columns"]), any_open,
-        sides.get("rows", sides.get("columns")), open_sides["columns"],
+        sides.get("rows", sides.get("columns")), open_sides["columns"], open_depth,
     )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def divided(shapes: Sequence[Tile], product: Product) -> Iterator[Tile]:
         if not product.allows(shape.rows, shape.columns):
             continue
         for parts in _PARTS:
-            if parts == 1 or product.depth >= 2 * parts * shape.depth:
+            if parts == 1 or (product.depth >= 2 * parts * shape.depth and not product.open_depth):
                 yield replace(shape, parts=parts)
 
 

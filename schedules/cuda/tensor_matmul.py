@@ -158,7 +158,10 @@ def schedule_tensor_product(
         to_fragments(schedule, kept, ("write", 0), _turned(place) if not stored_deep else place, fragment)
         _load(schedule, kept, name, stored_deep, dtype)
     clear = schedule.decompose_reduction(target, k0)
-    stages = min(tile.stages, extent(schedule, k0))
+    if not product.open_depth:
+        stages = min(tile.stages, extent(schedule, k0))
+    else:  # TVM leaves a barrier out of a pipeline of open length whose copies are not asynchronous
+        stages = tile.stages if dtypes[0] not in SINGLES else 1
     if stages > 1:
         # Tiles of the next steps are on their way while this one is computed with.
         schedule.annotate(k0, "software_pipeline_stage", [0, 0, stages - 1])

@@ -87,6 +87,8 @@ class WarpgroupMatmul:
         product = find_product(schedule, self._open_rows) if machine.has_warpgroups else None
         if product is None or min(product.row_vector[1], product.column_vector[1]) < FEWEST_NEIGHBOURS:
             return None
+        if product.open_depth:  # which may have fewer steps than tiles are on their way
+            return None
         if min(product.rows, product.columns) < FEWEST_ROWS:
             return None
         dtypes = operand_types(schedule, product)

@@ -107,7 +107,8 @@ def test_open_axes_are_products_of_their_own_only_where_they_come_first() -> Non
     assert (found.batch, found.open_side.script(), found.columns) == (1, "n * T.int64(8)", 16)
     found = product_of((open_extent, 4, 24), (24, 16))  # too few to be products of their own
     assert (found.batch, found.open_side.script(), found.columns) == (1, "n * T.int64(4)", 16)
-    assert product_of((16, open_extent), (open_extent, 16)) is None
+    found = product_of((16, open_extent), (open_extent, 16))
+    assert (found.open_side, found.open_depth) == (None, True)
     found = product_of((8, 32, 24), (24, 16))
     assert (found.open_side, found.is_open) == (None, False)
 

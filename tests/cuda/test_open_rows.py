@@ -107,6 +107,12 @@ PRODUCTS: dict[str, tuple[tuple[int | str, ...], str, dict[str, np.ndarray]]] = 
     "sequence": (("b", 16, "n"), "a = Conv<pads = [1, 1]>(x, w) y = Relu(a)", {"w": weight(24, 16, 3)}),
     "few channels": (("b", 16, 5, 7), "a = Conv<pads = [1, 1, 1, 1]>(x, w) y = Relu(a)", {"w": weight(3, 16, 3, 3)}),
     "image": (("b", 16, "n", "m"), "a = Conv<pads = [1, 1, 1, 1]>(x, w) y = Relu(a)", {"w": weight(24, 16, 3, 3)}),
+    "gram": (("b", "n", 48), "t = Transpose<perm = [0, 2, 1]>(x) y = MatMul(t, x)", {}),
+    "deep rows": (("b", 9, "n"), "t = Transpose<perm = [0, 2, 1]>(x) y = MatMul(x, t)", {}),
+    "wide heads": (
+        ("b", "n", 160), "t = Transpose<perm = [0, 2, 1]>(x) a = MatMul(x, t) u = Softmax<axis = -1>(a) "
+        "y = MatMul(u, x)", {},
+    ),
     "pixels": ((1, 24, "n", 31), "a = Conv(x, w) y = Relu(a)", {"w": weight(16, 24, 1, 1)}),
 }  # fmt: skip
 SETTINGS: tuple[tuple[str, dict[str, Any], float], ...] = (
