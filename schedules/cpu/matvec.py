@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 import tvm
-from tvm.s_tir import Schedule
+from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
@@ -52,7 +52,10 @@ class Matvec:
         if not dot_products_pay(extents.rows, extents.reduction):
             return None
         schedule.compute_inline(pack)
-        _join_columns(schedule, extents.lanes)
+        try:
+            _join_columns(schedule, extents.lanes)
+        except ScheduleError:  # where kernels were merged, an axis of one element is a number instead of a loop's
+            return None
         return inline_neighbours(schedule, self.name)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tvm_ext
+from tests.frontend.onnx.text import graph
 from tests.schedules.cpu.test_matmul import TARGETS, Product, check, scheduled
 from tvm_ext.schedules import cpu
 from tvm_ext.schedules.cpu.matvec import Matvec, dot_products_pay
@@ -68,3 +73,20 @@ def test_order_of_the_rules() -> None:
 def test_fewer_rows_never_speak_against_dot_products(rows: int, reduction: int) -> None:
     if dot_products_pay(rows + 1, reduction):
         assert dot_products_pay(rows, reduction)
+
+
+def test_quantised_scores_of_one_token() -> None:
+    """The product reads a tensor that another kernel was to make: its axes of one element have no loops."""
+    byte, scale = np.array(128, "uint8"), np.array(0.03, "float32")
+    model = graph(
+        "g (float[4,1,32] x) => (float[a,b,c] y) { q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) "
+        "t = Transpose<perm = [0, 2, 1]>(d) a = MatMul(d, t) p = QuantizeLinear(a, o, z) "
+        "y = DequantizeLinear(p, o, z) }",
+        s=scale, o=np.array(0.3, "float32"), z=byte,
+    )  # fmt: skip
+    x = np.random.default_rng(0).standard_normal((4, 1, 32)).astype("float32")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (found,) = tvm_ext.compile(model).run({"x": x}).values()
+    rounded = np.clip(np.rint(x / scale), -128, 127) * scale
+    np.testing.assert_allclose(found, np.einsum("bnc,bmc->bnm", rounded, rounded), atol=0.16)
