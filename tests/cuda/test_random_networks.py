@@ -71,6 +71,7 @@ def arch_of(seed: int) -> str:
         ("images", 75, True),  # a bias behind a filter of one tap
         ("images", 2, True),  # a mean over open extents
         ("images", 40, True),  # indices of open extents that are multiples of an expression
+        ("images", 1035, True),  # a mean over open extents between kernels, by mapping types
         ("images", 225, True),  # a schedule that cannot be lowered
         ("sequences", 83, True),
         ("sequences", 58, True),

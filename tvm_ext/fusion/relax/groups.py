@@ -53,14 +53,14 @@ def group_function(builder: Any, bindings: Sequence[Any], read_by_others: Collec
     arguments: dict[Any, Any] = {}
     for binding in bindings:
         for field in binding.value.args[1].fields:
-            if field not in inside and field not in arguments:
+            if field not in inside and field not in arguments and not _is_extent(field):
                 arguments[field] = relax.Var(getattr(field, "name", f"constant{len(arguments)}"), field.ty)
     values = dict(arguments)
     body = []
     results = [binding.var for binding in bindings if binding.var in read_by_others]
     for binding in bindings:
         call = binding.value
-        operands = relax.Tuple([values[field] for field in call.args[1].fields])
+        operands = relax.Tuple([values.get(field, field) for field in call.args[1].fields])
         is_result = binding.var in read_by_others and len(results) == 1
         new = (relax.Var if is_result else relax.DataflowVar)(binding.var.name, binding.var.ty)
         body.append(relax.VarBinding(new, relax.Call(call.op, [call.args[0], operands], call.attrs, call.ty_args)))
@@ -82,6 +82,11 @@ def group_function(builder: Any, bindings: Sequence[Any], read_by_others: Collec
     # Extents that are open have names of their own in every function.
     function = relax.utils.copy_with_new_vars(function) if extents else function
     return Group(function, tuple(given), tuple(results), f"fused_{names}"[:_LONGEST_NAME])
+
+
+def _is_extent(field: Any) -> bool:
+    """Whether an argument is a number that shapes are made of, which a function has by its name."""
+    return isinstance(field.ty, tvm.ir.PrimType) and str(field.ty.dtype) == "int64"
 
 
 class Grouper:
