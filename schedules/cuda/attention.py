@@ -19,7 +19,8 @@ from tvm_ext.schedules.compute.row_attention import ROW_ATTENTION
 from tvm_ext.schedules.cuda.attention_kernel import plain_kernel
 from tvm_ext.schedules.cuda.attention_parts import AttentionParts
 from tvm_ext.schedules.cuda.attention_tensor_kernel import tensor_kernel
-from tvm_ext.schedules.cuda.attention_tile import AttentionShape, attention_tile
+from tvm_ext.schedules.cuda.attention_tile import AttentionShape, attention_tile, resident_attentions
+from tvm_ext.schedules.cuda.launch_bounds import with_resident_blocks
 from tvm_ext.schedules.cuda.machine import machine_of
 from tvm_ext.schedules.cuda.open_extents import is_open
 from tvm_ext.schedules.kernel.blocks import annotated_block, is_spatial, top_blocks
@@ -39,6 +40,8 @@ class Attention:
         if parts is None or tile is None:
             return None
         made = tensor_kernel(func, parts, tile) if tile.tensor else plain_kernel(func, parts, tile)
+        if parts.shape.is_open:
+            made = with_resident_blocks(made, resident_attentions(parts.shape, tile, machine), axes_of_tiles=1)
         return new_schedule(made, tunable)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from tvm_ext.schedules.cuda.cost import Launch, kernel_seconds
+from tvm_ext.schedules.cuda.cost import Launch, kernel_seconds, resident_blocks
 from tvm_ext.schedules.cuda.machine import STATIC_SHARED, WARP, GpuMachine
-from tvm_ext.schedules.cuda.open_extents import OPEN_ROWS, estimated
+from tvm_ext.schedules.cuda.open_extents import OPEN_ROWS, estimated, is_open
 from tvm_ext.schedules.cuda.product import Product
 from tvm_ext.schedules.cuda.product_tile import arithmetic_seconds, arithmetic_tile
 from tvm_ext.schedules.cuda.tensor_tile import tensor_seconds, tensor_tile
@@ -31,6 +31,12 @@ HALVES = ("float16", "bfloat16")
 STEP_CYCLES = 300
 """Of a step on tensor cores: a barrier, the first fragments, and two shuffles that a row's largest score waits for."""
 
+OPEN_REGISTERS, OPEN_REGISTERS_LEFT, OPEN_REGISTERS_FETCHED = 24, 96, 136
+"""Further registers of a thread where extents are open, each address being a number of 64 bits then; where heads are no
+multiple of :data:`SIDE` besides; and where their tiles come through registers, whose elements have an address each."""
+
+MOST_REGISTERS = 255
+
 PRODUCT_CYCLES = 8
 """Between two ``mma`` of one warp that do not wait for each other, where it is alone on its tensor core."""
 
@@ -51,6 +57,8 @@ class AttentionShape:
         Type of the operands of the products.
     other_bytes : int
         Of masks and biases.
+    is_open : bool
+        Whether only a run knows some of the extents, which are estimates then.
     """
 
     batch: int
@@ -60,13 +68,15 @@ class AttentionShape:
     columns: int
     operand: str
     other_bytes: int = 0
+    is_open: bool = False
 
     @staticmethod
     def of(query: Sequence[Any], value: Sequence[Any], operand: str, other_bytes: int) -> AttentionShape:
         """Read logical shapes ``(..., M, K)`` and ``(..., T, N)``; open extents are estimated."""
         rows, length = (estimated(extent, OPEN_ROWS) for extent in (query[-2], value[-2]))
         heads = prod(map(estimated, query[:-2]))
-        return AttentionShape(heads, rows, length, int(query[-1]), int(value[-1]), operand, other_bytes)
+        any_open = any(map(is_open, (*query[:-1], value[-2])))
+        return AttentionShape(heads, rows, length, int(query[-1]), int(value[-1]), operand, other_bytes, any_open)
 
     @property
     def moved(self) -> int:
@@ -123,7 +133,26 @@ def attention_tile(shape: AttentionShape, machine: GpuMachine) -> AttentionTile 
         for warp_rows in ((16, 32) if tensor else (16,))
         if warp_rows <= rows and (tile := AttentionTile(rows, keys, tensor, warp_rows)).shared(shape) <= STATIC_SHARED
     ]
+    if shape.is_open:  # as the compiler knows less of addresses, fewer tiles fit the registers
+        candidates = [tile for tile in candidates if _open_registers(shape, tile) <= MOST_REGISTERS]
     return min(candidates, key=lambda tile: attention_seconds(shape, tile, machine), default=None)
+
+
+def resident_attentions(shape: AttentionShape, tile: AttentionTile, machine: GpuMachine) -> int:
+    """Count the blocks that a multiprocessor holds of an attention with open extents; at least one."""
+    launch = (_tensor_launch if tile.tensor else _arithmetic_launch)(shape, tile)
+    return max(
+        1, resident_blocks(replace(launch, registers=min(MOST_REGISTERS, _open_registers(shape, tile))), machine)
+    )
+
+
+def _open_registers(shape: AttentionShape, tile: AttentionTile) -> int:
+    """Estimate the registers of a thread where extents are open, which may be more than there are."""
+    left = bool(shape.depth % SIDE or shape.columns % SIDE)
+    further = OPEN_REGISTERS_FETCHED if tile.tensor else OPEN_REGISTERS_LEFT
+    return (_tensor_registers if tile.tensor else _arithmetic_registers)(shape, tile) + (
+        further if left else OPEN_REGISTERS
+    )
 
 
 def attention_seconds(shape: AttentionShape, tile: AttentionTile, machine: GpuMachine) -> float:
@@ -138,7 +167,7 @@ def _tensor_launch(shape: AttentionShape, tile: AttentionTile) -> Launch:
     depth, columns = _up(shape.depth, SIDE) * SIDE, _up(shape.columns, SIDE) * SIDE
     warps, bands = tile.threads // WARP, tile.warp_rows // SIDE
     fragments = tile.keys // SIDE * (depth + columns) // SIDE
-    scores, sums = tile.warp_rows * tile.keys / WARP, tile.warp_rows * columns / WARP
+    scores = tile.warp_rows * tile.keys / WARP
     filled = tile.keys * (depth + columns) / tile.threads
     # Of a warp in a step: a fragment is one ldmatrix, a score is compared, multiplied, raised to a power, added up and
     # rounded; an access that fills shared memory brings eight elements.
@@ -148,7 +177,7 @@ def _tensor_launch(shape: AttentionShape, tile: AttentionTile) -> Launch:
     return Launch(
         blocks,
         tile.threads,
-        registers=min(255, int(sums + 1.5 * scores + bands * depth / 4 + 60)),
+        registers=min(MOST_REGISTERS, _tensor_registers(shape, tile)),
         shared=tile.shared(shape),
         issue=steps * warps * issue,
         tensor=float(tile.rows * tile.keys * (depth + columns) * steps),
@@ -157,6 +186,19 @@ def _tensor_launch(shape: AttentionShape, tile: AttentionTile) -> Launch:
         in_flight=2 * filled,
         chain=chain,
     )
+
+
+def _tensor_registers(shape: AttentionShape, tile: AttentionTile) -> int:
+    """Estimate the registers of a thread on tensor cores: sums, scores with weights, queries."""
+    depth, columns = _up(shape.depth, SIDE) * SIDE, _up(shape.columns, SIDE) * SIDE
+    scores, sums = tile.warp_rows * tile.keys / WARP, tile.warp_rows * columns / WARP
+    return int(sums + 1.5 * scores + tile.warp_rows // SIDE * depth / 4 + 60)
+
+
+def _arithmetic_registers(shape: AttentionShape, tile: AttentionTile) -> int:
+    """Estimate the registers of a thread of ordinary arithmetic: sums and scores."""
+    columns = _up(shape.columns, SIDE) * SIDE
+    return int(tile.rows * (columns + tile.keys) / tile.threads + 56)
 
 
 def _arithmetic_launch(shape: AttentionShape, tile: AttentionTile) -> Launch:
@@ -172,7 +214,7 @@ def _arithmetic_launch(shape: AttentionShape, tile: AttentionTile) -> Launch:
     return Launch(
         blocks,
         tile.threads,
-        registers=min(255, int(sums + scores + 56)),
+        registers=min(MOST_REGISTERS, _arithmetic_registers(shape, tile)),
         shared=tile.shared(shape),
         issue=steps * _up(tile.threads, WARP) * (products + softmax + 10 * filled),
         bytes=shape.moved,

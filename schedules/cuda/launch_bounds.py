@@ -18,15 +18,15 @@ KEY = "tirx.launch_bounds_min_blocks_per_sm"
 """TVM's attribute, of a statement within a kernel."""
 
 
-def with_resident_blocks(func: PrimFunc, blocks: int) -> PrimFunc:
-    """Ask for ``blocks`` resident blocks of the kernels whose grid has more than one axis: those with the tiles."""
+def with_resident_blocks(func: PrimFunc, blocks: int, axes_of_tiles: int = 2) -> PrimFunc:
+    """Ask for ``blocks`` resident blocks of the kernels whose grid has so many axes or more: those with the tiles."""
 
     def loop(node: Any, mutator: Any) -> Any:
         if node.kind != tirx.ForKind.THREAD_BINDING:
             return mutator.default_mutate(node)
         axes: list[bool] = []
-        tvm_ffi.structural_walk(node.body, [(tirx.For, lambda inner: axes.append(_is_of_grid(inner)))])
-        if not (_is_of_grid(node) and any(axes)):
+        tvm_ffi.structural_walk(node, [(tirx.For, lambda inner: axes.append(_is_of_grid(inner)))])
+        if not _is_of_grid(node) or sum(axes) < axes_of_tiles:
             return node
         number = tirx.IntImm("int32", blocks)
         body = tirx.AttrStmt(tirx.IntImm("int32", 0), KEY, number, node.body)

@@ -6,12 +6,16 @@ from collections.abc import Sequence
 
 import pytest
 import tvm
+from tvm import relax
 from tvm.script import relax as R
 
 from scripts.cuda.kernels import kernels_of, target_of
 from tests.schedules.kernels import graph
 from tvm_ext.backends.cuda.resources import kernel_resources, spilling
 from tvm_ext.backends.cuda.toolkit import find_toolkit
+from tvm_ext.compiler import lower
+from tvm_ext.phases import Phase
+from tvm_ext.pipeline import checked_options
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 
 
@@ -73,3 +77,30 @@ def test_open_rows() -> None:
     kernels = {kernel.name: kernel.scheduled for kernel in kernels_of("open", mod, target, precision="float16")}
     assert "cuda.open_product" in [str((func.attrs or {}).get(RULE_ATTRIBUTE)) for func in kernels.values()]
     assert spilling(kernel_resources(kernels, target, toolkit)) == []
+
+
+@pytest.mark.parametrize(("width", "precision"), [(20, "float32"), (72, "float16"), (100, "float32")])
+def test_attention_of_open_extents(width: int, precision: str) -> None:
+    """Addresses of 64 bits take registers, most of all beside heads that are no whole fragments."""
+    toolkit = find_toolkit()
+    if toolkit is None:
+        pytest.skip("no CUDA toolkit counts registers here")
+    batch, length = (tvm.tirx.Var(name, "int64") for name in ("b", "n"))
+    builder, target = relax.BlockBuilder(), target_of("sm_90")
+    operands = [relax.Var(name, R.Tensor((batch, 5, length, width), "float32")) for name in "qkv"]
+    with builder.function("main", operands):
+        q, k, v = operands
+        with builder.dataflow():
+            scores = builder.emit(R.matmul(q, builder.emit(R.permute_dims(k, [0, 1, 3, 2]))))
+            result = builder.emit_output(R.matmul(builder.emit(R.nn.softmax(scores)), v))
+        builder.emit_func_output(result)
+    scheduled: dict[str, tvm.tirx.PrimFunc] = {}
+
+    def keep(phase: Phase, after: tvm.IRModule) -> None:
+        if phase.name == "schedule":
+            functions = after.functions_items()
+            scheduled.update({name.name_hint: func for name, func in functions if isinstance(func, tvm.tirx.PrimFunc)})
+
+    lower(builder.get(), target, checked_options({"precision": precision}), after_phase=keep)
+    assert "cuda.attention" in [str((func.attrs or {}).get(RULE_ATTRIBUTE)) for func in scheduled.values()]
+    assert spilling(kernel_resources(scheduled, target, toolkit)) == []
