@@ -31,9 +31,10 @@ HALVES = ("float16", "bfloat16")
 STEP_CYCLES = 300
 """Of a step on tensor cores: a barrier, the first fragments, and two shuffles that a row's largest score waits for."""
 
-OPEN_REGISTERS, OPEN_REGISTERS_LEFT, OPEN_REGISTERS_FETCHED = 24, 96, 136
+OPEN_REGISTERS, OPEN_REGISTERS_LEFT, OPEN_REGISTERS_FETCHED = 32, 96, 3
 """Further registers of a thread where extents are open, each address being a number of 64 bits then; where heads are no
-multiple of :data:`SIDE` besides; and where their tiles come through registers, whose elements have an address each."""
+multiple of :data:`SIDE`; and, on tensor cores, for each element of a tile of such heads, all of which it fetches at
+once."""
 
 MOST_REGISTERS = 255
 
@@ -148,11 +149,12 @@ def resident_attentions(shape: AttentionShape, tile: AttentionTile, machine: Gpu
 
 def _open_registers(shape: AttentionShape, tile: AttentionTile) -> int:
     """Estimate the registers of a thread where extents are open, which may be more than there are."""
-    left = bool(shape.depth % SIDE or shape.columns % SIDE)
-    further = OPEN_REGISTERS_FETCHED if tile.tensor else OPEN_REGISTERS_LEFT
-    return (_tensor_registers if tile.tensor else _arithmetic_registers)(shape, tile) + (
-        further if left else OPEN_REGISTERS
-    )
+    further = float(OPEN_REGISTERS)
+    if shape.depth % SIDE or shape.columns % SIDE:
+        columns = (_up(shape.depth, SIDE) + _up(shape.columns, SIDE)) * SIDE
+        fetched = OPEN_REGISTERS_FETCHED * tile.keys * columns / tile.threads
+        further = further + fetched if tile.tensor else OPEN_REGISTERS_LEFT
+    return int(further) + (_tensor_registers if tile.tensor else _arithmetic_registers)(shape, tile)
 
 
 def attention_seconds(shape: AttentionShape, tile: AttentionTile, machine: GpuMachine) -> float:

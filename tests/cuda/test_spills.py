@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+import torch
 import tvm
-from tvm import relax
 from tvm.script import relax as R
 
 from scripts.cuda.kernels import kernels_of, target_of
@@ -14,6 +14,7 @@ from tests.schedules.kernels import graph
 from tvm_ext.backends.cuda.resources import kernel_resources, spilling
 from tvm_ext.backends.cuda.toolkit import find_toolkit
 from tvm_ext.compiler import lower
+from tvm_ext.frontend import import_model
 from tvm_ext.phases import Phase
 from tvm_ext.pipeline import checked_options
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
@@ -79,21 +80,33 @@ def test_open_rows() -> None:
     assert spilling(kernel_resources(kernels, target, toolkit)) == []
 
 
+class Heads(torch.nn.Module):
+    """Attention of three heads, of queries, keys and values that are cut from one tensor, or come apart."""
+
+    def __init__(self, width: int, cut: bool) -> None:
+        super().__init__()
+        self.width, self.cut = width, cut
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        q, k, v = x.view(batch, length, 3, 3, self.width).permute(2, 0, 3, 1, 4)
+        if not self.cut:
+            q, k, v = (torch.relu(part) for part in (q, k, v))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.parametrize("cut", [True, False])
 @pytest.mark.parametrize(("width", "precision"), [(20, "float32"), (72, "float16"), (100, "float32")])
-def test_attention_of_open_extents(width: int, precision: str) -> None:
+def test_attention_of_open_extents(width: int, precision: str, cut: bool) -> None:
     """Addresses of 64 bits take registers, most of all beside heads that are no whole fragments."""
     toolkit = find_toolkit()
     if toolkit is None:
         pytest.skip("no CUDA toolkit counts registers here")
-    batch, length = (tvm.tirx.Var(name, "int64") for name in ("b", "n"))
-    builder, target = relax.BlockBuilder(), target_of("sm_90")
-    operands = [relax.Var(name, R.Tensor((batch, 5, length, width), "float32")) for name in "qkv"]
-    with builder.function("main", operands):
-        q, k, v = operands
-        with builder.dataflow():
-            scores = builder.emit(R.matmul(q, builder.emit(R.permute_dims(k, [0, 1, 3, 2]))))
-            result = builder.emit_output(R.matmul(builder.emit(R.nn.softmax(scores)), v))
-        builder.emit_func_output(result)
+    batch, length = torch.export.Dim("b", max=64), torch.export.Dim("n", max=512)
+    program = torch.export.export(
+        Heads(width, cut), (torch.zeros(2, 40, 9 * width),), dynamic_shapes=({0: batch, 1: length},)
+    )
+    target = target_of("sm_90")
     scheduled: dict[str, tvm.tirx.PrimFunc] = {}
 
     def keep(phase: Phase, after: tvm.IRModule) -> None:
@@ -101,6 +114,6 @@ def test_attention_of_open_extents(width: int, precision: str) -> None:
             functions = after.functions_items()
             scheduled.update({name.name_hint: func for name, func in functions if isinstance(func, tvm.tirx.PrimFunc)})
 
-    lower(builder.get(), target, checked_options({"precision": precision}), after_phase=keep)
+    lower(import_model(program).mod, target, checked_options({"precision": precision}), after_phase=keep)
     assert "cuda.attention" in [str((func.attrs or {}).get(RULE_ATTRIBUTE)) for func in scheduled.values()]
     assert spilling(kernel_resources(scheduled, target, toolkit)) == []
