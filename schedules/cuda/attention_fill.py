@@ -19,7 +19,7 @@ from tvm_ext.schedules.cuda.open_extents import estimated
 from tvm_ext.schedules.cuda.statements import number, store, unrolled, vectorized
 
 MOST_ELEMENTS = 1 << 29
-"""Of a tensor that is copied asynchronously: offsets in bytes are of 32 bits."""
+"""Of a tensor that is copied asynchronously: offsets in bytes are of 32 bits. Of open extents nobody checks that."""
 
 
 def commit() -> Any:

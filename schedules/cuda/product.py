@@ -2,9 +2,10 @@
 
 A matrix product, a batched one, a dense layer and a convolution are one block that multiplies and adds. Its axes are
 sorted by which operands they index: both and the result (batch), one operand and the result (rows, columns), both
-operands only (depth). An axis of open extent is one of the batch, also where one operand lacks it, as weights do. For
-a convolution of NCHW the rows are output channels, the columns pixels, the depth input channels and window: an implicit
-product, whose matrix of pixels is put together in shared memory and nowhere else.
+operands only (depth). The first axis of a result is one of the batch where its extent is open, also if one operand
+lacks it, as weights do, unless the products for each were too small; any other one stays what it is, and makes the
+extent of its side open. For a convolution of NCHW the rows are output channels, the columns pixels, the depth input
+channels and window: an implicit product, whose matrix of pixels is put together in shared memory and nowhere else.
 """
 
 from __future__ import annotations
@@ -291,8 +292,7 @@ def _groups(schedule: Schedule, block: SBlockRV, row_operand: int | None = None)
         if comes_first and min(prod(map(_size, axes)) for axes in (known, found[other])) >= FEWEST_OF_EACH:
             found["batch"].append(first)
             found[side] = known
-    if any(_is_open(axis) for axes in found.values() for axis in axes[1:]):
-        found["batch"].sort(key=_is_open, reverse=True)
+    found["batch"].sort(key=_is_open, reverse=True)
     if not all(found[name] for name in ("left", "right", "depth")):
         return None
     last = next(

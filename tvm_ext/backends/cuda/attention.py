@@ -78,7 +78,7 @@ class _Rewriter(AttentionMutator):
         operand = self.precision if dtype == "float32" else dtype
         shape = AttentionShape.of(query.shape, value.shape, operand, _bytes(found, dtype))
         tile = attention_tile(shape, self.machine)
-        # Weights of open length are no operand of a product on tensor cores.
+        # Where the length is open, the scores that one kernel never moves may be any number.
         if tile is None or not (is_open(value.shape[-2]) or pays(shape, tile, self.machine)):
             return None
         wholes = [tensor_part(self.bindings, var, part) for part in (query, key, value)]
