@@ -6,7 +6,6 @@ What the tile has beyond the tensor becomes zero.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import tvm
@@ -15,11 +14,8 @@ from tvm.script import tirx as T
 
 from tvm_ext.schedules.cuda.attention_parts import AttentionParts, cast, guarded, within
 from tvm_ext.schedules.cuda.blocks import VECTOR_BYTES, element_bytes
-from tvm_ext.schedules.cuda.open_extents import estimated
+from tvm_ext.schedules.cuda.copy_source import pointer_to, within_offsets
 from tvm_ext.schedules.cuda.statements import number, store, unrolled, vectorized
-
-MOST_ELEMENTS = 1 << 29
-"""Of a tensor that is copied asynchronously: offsets in bytes are of 32 bits. Of open extents nobody checks that."""
 
 
 def commit() -> Any:
@@ -65,12 +61,7 @@ class TileFill:
         size = element_bytes(kind)
         # A condition on elements of a vector would take it apart, one on the key it is under as a whole.
         self.whole = self.deep and known == inner
-        self.asynchronous = (
-            self.whole
-            and str(source.source.dtype) == kind
-            and self.vector * size == VECTOR_BYTES
-            and prod(map(estimated, source.source.shape)) < MOST_ELEMENTS
-        )
+        self.asynchronous = self.whole and str(source.source.dtype) == kind and self.vector * size == VECTOR_BYTES
 
     def fill(self, buffer: Any, stage: Any, batch: Sequence[Any], first: Any, thread: Any) -> Any:
         """Fill stage ``stage`` of ``buffer`` with the keys from ``first`` on."""
@@ -100,8 +91,9 @@ class TileFill:
     def _copied(self, buffer: Any, stage: Any, batch: Sequence[Any], first: Any, at: Any, depth: Any, wide: int) -> Any:
         access = _load_of(self._element(batch, first + at, depth))
         inside = self._inside(first + at)
-        arguments = [buffer.data, _flat(buffer, (stage, at, depth)), access.source.data]
-        arguments += [_flat(access.source, access.indices), number(wide * element_bytes(self.kind))]
+        source: Any = access.source, access.indices
+        begin = (access.source.data, _flat(*source)) if within_offsets(access.source) else pointer_to(*source)
+        arguments = [buffer.data, _flat(buffer, (stage, at, depth)), *begin, number(wide * element_bytes(self.kind))]
         one, zero = tirx.const(1, "int32"), tirx.const(0, "int32")
         arguments += [] if inside is None else [tirx.Select(inside, one, zero)]
         return tirx.Evaluate(tirx.call_intrin(self.kind, "tirx.s_tir.cp_async_raw", *arguments))

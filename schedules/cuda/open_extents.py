@@ -35,7 +35,8 @@ def product(extents: Iterable[Any]) -> Any:
     """Multiply extents, open or known."""
     found: Any = 1
     for extent in extents:
-        found = extent if isinstance(found, int) and found == 1 else found * extent
+        factor = extent if is_open(extent) else int(extent)  # a constant of 32 bits overflows silently
+        found = factor if isinstance(found, int) and found == 1 else found * factor
     return found if is_open(found) else int(found)
 
 

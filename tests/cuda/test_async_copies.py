@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 from tvm.script import relax as R
 
@@ -148,3 +149,24 @@ def test_names_that_instructions_have_places_for(names: tuple[str, str]) -> None
     pointers = set(re.findall(r'"r"\(\(\(unsigned \*\)\((\w+) \+ \d+\)\)\[\d\]\)', source))
     assert len(pointers) >= 2
     assert all(f"half {pointer}[" in source for pointer in pointers)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(
+    ("rows", "pointers"), [(1 << 20, False), ((1 << 20) + 8, True), (tvm.tirx.Var("n", "int64"), True)]
+)
+def test_tensors_longer_than_offsets(rows: object, pointers: bool, arch: str) -> None:
+    """Offsets of copies have 32 bits in bytes; of a tensor that may be longer each copy has a pointer of its own."""
+    mod = module([(rows, 1024), (1024, 128)], wide_product)
+    copied: dict[str, set[bool]] = {}
+
+    def note(call: tvm.ir.Call) -> None:
+        if str(getattr(call.op, "name", "")) != "tirx.s_tir.cp_async_raw":
+            return
+        source = call.args[2]
+        moved = str(source.op.name) == "tirx.address_of"
+        copied.setdefault(str((source.args[0].source if moved else source.args[0]).name), set()).add(moved)
+
+    for kernel in kernels_of("product", mod, target_of(arch)):
+        tvm_ffi.structural_walk(kernel.scheduled.body, [(tvm.ir.Call, note)])
+    assert copied == {"x": {pointers}, "w": {False}}

@@ -13,7 +13,7 @@ import tvm_ffi
 from tvm.script import tirx as T
 
 from tests.cuda_emulator import kernels
-from tvm_ext.backends.cuda.emulator import findings
+from tvm_ext.backends.cuda.emulator import findings, races
 from tvm_ext.backends.cuda.emulator.emulate import Emulation, Emulator
 from tvm_ext.backends.cuda.emulator.lowering import Lowered, lower
 from tvm_ext.backends.cuda.emulator.memory import Access, Fragments
@@ -185,6 +185,32 @@ def test_a_copy_that_is_not_aligned(source: int, target: int) -> None:
     (fault,) = Emulator(func, TARGET)([random(160), np.zeros(160, np.float32)]).report.of(findings.MISALIGNED)
     assert fault.count == 32
     assert "copies 16 bytes from or to byte" in fault.text
+
+
+def test_a_copy_from_beyond_its_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TVM's CUDA multiplies an offset by the width of elements in 32 bits; a pointer has 64."""
+    monkeypatch.setattr(races, "REACH", 1 << 10)  # for memories of 2 GiB
+
+    @T.prim_func(s_tir=True, check_well_formed=False)
+    def func(A: T.Buffer((520,), "uint16"), B: T.Buffer((4,), "uint16")):
+        for _x in T.thread_binding(1, thread="threadIdx.x"):
+            with T.sblock("all"):
+                T.reads(A[0:520])
+                T.writes(B[0:4])
+                S = T.sblock_alloc_buffer((4,), "uint16", scope="shared")
+                T.evaluate(T.s_tir.cp_async_raw("uint16", S.data, 0, A.data, 512, 8))
+                T.evaluate(T.s_tir.cp_async_raw("uint16", S.data, 0, A.data, 508, 8))
+                T.evaluate(T.s_tir.cp_async_raw("uint16", S.data, 0, T.address_of(A[512]), 0, 8))
+                T.evaluate(T.ptx.cp.async_.commit_group())
+                T.evaluate(T.ptx.cp.async_.wait_group(0))
+                for part in range(4):
+                    B[part] = S[part]
+
+    faults = Emulator(func, TARGET)([np.zeros(520, np.uint16), np.zeros(4, np.uint16)]).report.of(
+        findings.OUT_OF_BOUNDS
+    )
+    assert [fault.count for fault in faults] == [1]
+    assert "copies from an offset of 1024 bytes, kept in 32 bits" in faults[0].text
 
 
 def test_too_many_threads() -> None:

@@ -93,6 +93,16 @@ def test_halves_in_memory() -> None:
     check(made(shapes, "float32", dtype="float16"), "float16")
 
 
+@pytest.mark.parametrize(("length", "pointers"), [(1 << 23, False), ((1 << 23) + 16, True)])
+def test_keys_farther_than_offsets(length: int, pointers: bool) -> None:
+    """Offsets of copies have 32 bits in bytes; of longer tensors each copy has a pointer."""
+    shapes = [(2, 64, 64), (2, length, 64), (2, length, 64)]
+    func = made(shapes, "float16", dtype="float16", axes=((0, 1, 2), (0, 2, 1), (0, 1, 2)))
+    text = apply_rules(func, CUDA["sm_90"], RULES).script()
+    copies = [line for line in text.splitlines() if "cp_async_raw" in line]
+    assert [("address_of(k[" in copies[0]), ("address_of(v[" in copies[-1])] == [pointers, pointers]
+
+
 @pytest.mark.parametrize("warp_rows", [16, 32])
 @pytest.mark.parametrize("size", [(2, 128, 192, 32, 32), (1, 33, 129, 16, 48), (1, 17, 70, 40, 17)])
 def test_tiles(size: tuple[int, int, int, int, int], warp_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,11 +22,13 @@ from tvm.script import tirx as T
 
 from tvm_ext.backends.cuda import warpgroup_steps
 from tvm_ext.backends.cuda.byte_vectors import holds_byte_vectors, words_of_bytes
+from tvm_ext.schedules.cuda.copy_source import pointer_to, within_offsets
 from tvm_ext.schedules.simd.vector import lanes_of
 
 _NEXT = "s_tir.MergeSharedMemoryAllocations"
 ASYNC = "software_pipeline_async_stages"
 _LOAD, _MULTIPLY = "tirx.ptx_legacy.ldmatrix", "tirx.ptx_legacy.mma"
+_COPY = "tirx.s_tir.cp_async_raw"
 _COMMIT, _WAIT = "async_commit_queue_scope", "async_wait_queue_scope"
 
 
@@ -57,7 +59,7 @@ def with_async_copies(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.Pr
     lowered = _lowered(func, target)
     if _scatters(lowered.body):  # which TVM does not understand when it lowers the function again
         lowered = _lowered(_without_wide_results(func), target)
-    body = words_of_bytes(_explicit(lowered.body))
+    body = words_of_bytes(_within_reach(_explicit(lowered.body)))
     # Relax looks into a kernel of one operand for a reshape, and expects a block there.
     root = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", body))
     return tirx.PrimFunc(lowered.params, root, func.ret_type, func.attrs, func.span)
@@ -74,6 +76,19 @@ def _lowered(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
         pipeline(tirx.transform.BindTarget(target.with_host(host))(mod))
     assert kept.func is not None
     return kept.func
+
+
+def _within_reach(body: Any) -> Any:
+    """Copy from pointers where offsets do not reach all of a tensor."""
+
+    def reach(call: Any, mutator: Any) -> Any:
+        if str(getattr(call.op, "name", "")) != _COPY or within_offsets(call.args[2].args[0]):
+            return mutator.default_mutate(call)
+        target, at, source, offset, *others = call.args
+        begin = pointer_to(source.args[0], [offset])
+        return tvm.ir.Call(call.op, [target, at, *begin, *others], call.attrs, call.ty_args, ret_ty=call.ty)
+
+    return tvm_ffi.structural_mutate(body, [(tvm.ir.Call, reach)])
 
 
 def _scatters(body: Any) -> bool:

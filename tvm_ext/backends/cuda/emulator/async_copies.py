@@ -52,12 +52,14 @@ def _copy(code: Statements, call: Any) -> Step:
 
     def run(lanes: Lanes) -> None:
         before = lanes.mask
-        start = source.index(lanes) + offsets[1](lanes)
+        offset = offsets[1](lanes)
+        start = source.index(lanes) + offset
         place = start + steps
         wanted = None if condition is None else np.asarray(condition(lanes), np.bool_) & np.ones(lanes.lanes, np.bool_)
         if wanted is not None:
             lanes.mask = lanes.masked(wanted)
         if lanes.checker is not None:
+            lanes.checker.out_of_reach(lanes, accesses[1], offset, dtype.itemsize)
             lanes.checker.misaligned(lanes, accesses[1], start * dtype.itemsize, count * dtype.itemsize)
         values = source.view.storage(lanes).load(lanes, dtype, place, accesses[1])
         lanes.mask = before

@@ -21,6 +21,7 @@ from tvm_ext.backends.cuda.emulator.lanes import WARP, Lanes
 from tvm_ext.backends.cuda.emulator.memory import Access, Global
 
 _NOBODY, _SOME, _ALL = -1, 1, 2  # no thread; several threads of one block; of several blocks
+REACH = 1 << 31  # bytes
 _READS = 256  # as many are kept apart before they go into the records
 
 
@@ -143,6 +144,16 @@ class Checker:
             at = int(np.broadcast_to(address, bad.shape)[thread])
             text = f"{lanes.where(thread)} copies {width} bytes from or to byte {at}"
             self._note(kinds.MISALIGNED, access, text, int(np.count_nonzero(bad)))
+
+    def out_of_reach(self, lanes: Lanes, access: Access, offset: Any, width: int) -> None:
+        """Note offsets, in elements of ``width`` bytes, too far for an int of bytes, which TVM prints."""
+        distance = np.broadcast_to(np.asarray(offset, np.int64) * width, (lanes.lanes,))
+        wrong = distance >= REACH
+        bad = wrong if lanes.mask is None else wrong & lanes.mask
+        if bad.any():
+            thread = int(np.flatnonzero(bad)[0])
+            text = f"{lanes.where(thread)} copies from an offset of {distance[thread]} bytes, kept in 32 bits"
+            self._note(kinds.OUT_OF_BOUNDS, access, text, int(np.count_nonzero(bad)))
 
     def read(
         self, lanes: Lanes, memory: Global, dtype: np.dtype[Any], index: Any, place: Any, mask: Any, access: Access
