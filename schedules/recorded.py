@@ -15,6 +15,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Instruction, Trace
 from tvm.tirx import PrimFunc
 
+from tvm_ext.database.store import spelt
 from tvm_ext.schedules.knobs import decided
 from tvm_ext.schedules.rule import PREPARED_ATTRIBUTE, ScheduleRule
 
@@ -117,3 +118,11 @@ def same_steps(recorded: Trace, ours: Trace) -> bool:
         return names[: names.index("EnterPostproc")] if "EnterPostproc" in names else names
 
     return steps(recorded) == steps(ours)
+
+
+def spelt_steps(trace: Trace) -> str:
+    """Spell the instructions of a trace without its decisions, and without those that nothing depends on.
+
+    TVM's own search leaves such out of the traces that it records: the lookup of a block that a sketch did not use.
+    """
+    return spelt(trace.simplified(remove_postproc=True).as_json()[0])

@@ -253,7 +253,8 @@ class TunerStrategy(PySearchStrategy):
                     self._note_kernel(self._schedule(space, vector), seconds)
                     break
             else:
-                if self._fixed and not sampling_of(record.trace):
+                fixed = self._fixed and not sampling_of(record.trace)
+                if fixed or any(space.is_akin(record.trace) for space, _ in self.sketches):
                     self._note_kernel(self._of_trace(record.trace), seconds)
                     self.trials += self.resume
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -13,7 +14,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Instruction, Trace
 
 from tvm_ext.errors import TuningError
-from tvm_ext.schedules.recorded import numbers_of_pick, picks, same_steps, sampling_of
+from tvm_ext.schedules.recorded import numbers_of_pick, picks, same_steps, sampling_of, spelt_steps
 from tvm_ext.schedules.rule import PREPARED_ATTRIBUTE, Cost
 from tvm_ext.tuners.metaschedule.numbers import Numbers
 from tvm_ext.tuners.space import ConfigSpace, Knob, Vector
@@ -126,20 +127,36 @@ class TraceSpace:
 
     def vector(self, trace: Trace) -> Vector | None:
         """Give the configuration of a recorded trace; None when it is one of another space."""
-        found = sampling_of(trace)
         if self.remake is not None:
-            return self._picked(trace, found[: len(self.instructions)])
-        if [inst.kind.name for inst in found] != [inst.kind.name for inst in self.instructions]:
+            return self._picked(trace, sampling_of(trace)[: len(self.instructions)])
+        # Not the names of the steps alone: two sketches may differ in nothing but the loop that a block goes to.
+        if spelt_steps(trace) != self._steps:
             return None
-        if not same_steps(trace, self.trace):
-            return None
-        vector = []
-        for knob, inst in zip(self.space.knobs, found, strict=True):
-            decision = _plain(trace.decisions[inst])
-            if decision not in knob.choices:
+        vector = list(self.space.default or ())
+        found = sampling_of(trace.simplified(remove_postproc=True))
+        for number, inst in zip(self._live, found, strict=True):
+            choices, decision = self.space.knobs[number].choices, _plain(trace.decisions[inst])
+            if decision not in choices:
                 return None
-            vector.append(knob.choices.index(decision))
+            vector[number] = choices.index(decision)
         return tuple(vector)
+
+    def is_akin(self, trace: Trace) -> bool:
+        """Whether a recorded trace is one of this space but for numbers that are no knobs.
+
+        TVM's own search changes into how many parts a loop may be divided for threads.
+        """
+        return self.remake is None and same_steps(trace.simplified(True), self.trace.simplified(True))
+
+    @cached_property
+    def _steps(self) -> str:
+        return spelt_steps(self.trace)
+
+    @cached_property
+    def _live(self) -> list[int]:
+        """Number the knobs that something depends on."""
+        live = self.trace.simplified(remove_postproc=True).decisions
+        return [number for number, inst in enumerate(self.instructions) if inst in live]
 
     def _picked(self, trace: Trace, found: Sequence[Instruction]) -> Vector | None:
         """Read the configuration off the picks of a recorded trace."""
