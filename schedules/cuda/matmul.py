@@ -67,7 +67,7 @@ def schedule_product(schedule: Schedule, product: Product, tile: Tile, machine: 
     """Schedule a product with a tile; see :class:`Tile`."""
     block = product.block
     as_matrices(schedule, product)
-    schedule.pad_einsum(block, [1, tile.rows, tile.columns, tile.depth * tile.parts])
+    pad_to_tiles(schedule, block, tile)
     target = block
     if tile.parts > 1:
         target = divide_depth(schedule, block, tile.parts)
@@ -128,6 +128,12 @@ def _unroll(schedule: Schedule, depth: LoopRV, tile: Tile) -> None:
     schedule.unroll(inner)
 
 
+def pad_to_tiles(schedule: Schedule, block: SBlockRV, tile: Tile) -> None:
+    """Pad the rows, columns and depth of a product to those of whole tiles."""
+    batch = [1] * (len(schedule.get_loops(block)) - 3)
+    schedule.pad_einsum(block, [*batch, tile.rows, tile.columns, tile.depth * tile.parts])
+
+
 def divide_depth(schedule: Schedule, block: SBlockRV, parts: int) -> SBlockRV:
     """Compute parts of the depth apart; gives the block that does, ``block`` adds them up."""
     *_, k = schedule.get_loops(block)
@@ -135,17 +141,18 @@ def divide_depth(schedule: Schedule, block: SBlockRV, parts: int) -> SBlockRV:
     made = schedule.rfactor(part, factor_axis=0)
     loops = schedule.get_loops(made)
     # The axes of the block are batch, rows, columns, part and depth.
-    batch, i, j, part, k = loops
+    *batch, i, j, part, k = loops
     # Which part a block has is a remainder of its number; of an open batch it would be a quotient by a number that only
     # a run knows.
-    outer = (part, batch) if isinstance(schedule.get(batch).extent, IntImm) else (batch, part)
+    is_open = not all(isinstance(schedule.get(loop).extent, IntImm) for loop in batch)
+    outer = (*batch, part) if is_open else (part, *batch)
     schedule.reorder(*outer, i, j, k)
     return made
 
 
 def _to_depth_first(schedule: Schedule, shared: SBlockRV) -> None:
     """Store a tile with its depth outermost, so that a thread loads neighbouring rows or columns at once."""
-    schedule.transform_layout(shared, ("write", 0), lambda b, i, k: [b, k, i])
+    schedule.transform_layout(shared, ("write", 0), lambda *index: [*index[:-2], index[-1], index[-2]])
 
 
 def fill_shared(schedule: Schedule, shared: SBlockRV, threads: int, vector: tuple[bool, int]) -> None:

@@ -118,6 +118,7 @@ def find_product(schedule: Schedule, open_rows: int = OPEN_ROWS) -> Product | No
     if any(whole[side] and open_sides[side] for side in whole):
         return None  # no tile is sure to divide them
     extents = {name: prod(_size(axis) for axis in axes) for name, axes in groups.items() if name != "row_operand"}
+    extents["batch"] *= extents["outer"]
     sides = {side: known_product(axis.dom.extent for axis in groups[side]) for side in whole if open_sides[side]}
     for side, extent in sides.items():
         extents[side] = max(divisor(extent), open_rows)
@@ -149,7 +150,9 @@ def _shares_axis(body: Any, groups: dict[str, Any], side: str) -> bool:
 def as_matrices(schedule: Schedule, product: Product) -> None:
     """Rewrite a product over axes batch, rows, columns and depth, between blocks that bring its operands into order.
 
-    Those blocks are still to be inlined, as is the one that brings the result into the order it is stored in.
+    An axis of the batch that one operand lacks is one by itself if there are others, as an index of that operand would
+    be a remainder otherwise. Those blocks are still to be inlined, as is the one that brings the result into the order
+    it is stored in.
     """
     block, row = product.block, product.row_operand
     groups = _groups(schedule, block, row)
@@ -161,15 +164,16 @@ def as_matrices(schedule: Schedule, product: Product) -> None:
     result = schedule.reindex(block, ("write", 0))
     # From here on a tensor is indexed by axes of the block, without those of one element that were only added.
     body = schedule.get(block)
-    for side in ("batch", "rows", "columns", "depth"):
+    for side in ("outer", "batch", "rows", "columns", "depth"):
         groups[side] = [body.iter_vars[places[str(axis.var.name)]] for axis in groups[side]]
     axes = {str(axis.var.name): axis for axis in body.iter_vars}
-    orders = (("batch", "rows", "depth"), ("batch", "columns", "depth"), ("batch", "rows", "columns"))
+    batch = ("outer", "batch") if groups["outer"] else ("batch",)
+    orders = ((*batch, "rows", "depth"), (*batch, "columns", "depth"), (*batch, "rows", "columns"))
     maps = [
         _index_map([axes[str(item.min.name)] for item in region.region], groups, order)
         for region, order in zip((body.reads[row], body.reads[1 - row], body.writes[0]), orders, strict=True)
     ]
-    whole = _index_map(body.iter_vars, groups, ("batch", "rows", "columns", "depth"))
+    whole = _index_map(body.iter_vars, groups, (*batch, "rows", "columns", "depth"))
     schedule.transform_layout(rows, ("write", 0), maps[0])
     schedule.transform_layout(columns, ("write", 0), maps[1])
     schedule.transform_layout(result, ("read", 0), maps[2])
@@ -268,7 +272,7 @@ def _groups(schedule: Schedule, block: SBlockRV, row_operand: int | None = None)
     if any(not all(_is_one(item.extent) for item in region.region) for region in (*body.reads, *body.writes)):
         return None
     left, right, result = (_variables(region) for region in (*body.reads, body.writes[0]))
-    found: dict[str, Any] = {"batch": [], "left": [], "right": [], "depth": []}
+    found: dict[str, Any] = {"outer": [], "batch": [], "left": [], "right": [], "depth": []}
     for axis in body.iter_vars:
         if _is_one(axis.dom.extent):
             continue
@@ -290,9 +294,11 @@ def _groups(schedule: Schedule, block: SBlockRV, row_operand: int | None = None)
         found[side] = [first, *known]
         comes_first = _among(first.var, _free(body.writes[0].region[0].min))
         if comes_first and min(prod(map(_size, axes)) for axes in (known, found[other])) >= FEWEST_OF_EACH:
-            found["batch"].append(first)
+            found["outer"].append(first)
             found[side] = known
     found["batch"].sort(key=_is_open, reverse=True)
+    if not found["batch"]:
+        found["outer"], found["batch"] = [], found["outer"]
     if not all(found[name] for name in ("left", "right", "depth")):
         return None
     last = next(
@@ -303,8 +309,8 @@ def _groups(schedule: Schedule, block: SBlockRV, row_operand: int | None = None)
     row = (1 if left_is_last else 0) if row_operand is None else row_operand
     rows, columns = ("right", "left") if row else ("left", "right")
     return {
-        "batch": found["batch"], "rows": found[rows], "columns": found[columns], "depth": found["depth"],
-        "row_operand": row,
+        "outer": found["outer"], "batch": found["batch"], "rows": found[rows], "columns": found[columns],
+        "depth": found["depth"], "row_operand": row,
     }  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from tvm_ext.schedules.cuda.fragments import (
     rows_fragment,
 )
 from tvm_ext.schedules.cuda.machine import WARP, GpuMachine, machine_of
-from tvm_ext.schedules.cuda.matmul import add_parts, divide_depth, finish
+from tvm_ext.schedules.cuda.matmul import add_parts, divide_depth, finish, pad_to_tiles
 from tvm_ext.schedules.cuda.open_extents import OPEN_ROWS
 from tvm_ext.schedules.cuda.product import Product, as_matrices, find_product, inline_into
 from tvm_ext.schedules.cuda.product_tile import Tile
@@ -122,7 +122,7 @@ def schedule_tensor_product(
         raise ScheduleError(f"{tile} does not divide a result whose products share an axis")
     fragment, total = fragment_depth(dtypes[0]), result_type(dtypes[0])
     as_matrices(schedule, product)
-    schedule.pad_einsum(block, [1, tile.rows, tile.columns, tile.depth * tile.parts])
+    pad_to_tiles(schedule, block, tile)
     target = divide_depth(schedule, block, tile.parts) if tile.parts > 1 else block
     *outer, i, j, k = schedule.get_loops(target)
     grid = schedule.fuse(*outer) if len(outer) > 1 else outer[0]

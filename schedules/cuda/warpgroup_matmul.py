@@ -18,7 +18,7 @@ from tvm_ext.schedules.cuda.blocks import bind_grid
 from tvm_ext.schedules.cuda.finish import finish_schedule
 from tvm_ext.schedules.cuda.fragments import SIDE, clear_fragment, result_fragment
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
-from tvm_ext.schedules.cuda.matmul import add_parts, divide_depth, finish
+from tvm_ext.schedules.cuda.matmul import add_parts, divide_depth, finish, pad_to_tiles
 from tvm_ext.schedules.cuda.open_extents import OPEN_ROWS
 from tvm_ext.schedules.cuda.product import Product, as_matrices, find_product, inline_into
 from tvm_ext.schedules.cuda.product_tile import Tile
@@ -117,7 +117,7 @@ def schedule_warpgroup_product(
     # A pair of neighbours is one access, where every row begins at an even number.
     pairs = product.columns % 2 == 0 and not product.open_columns
     as_matrices(schedule, product)
-    schedule.pad_einsum(block, [1, tile.rows, tile.columns, tile.depth * tile.parts])
+    pad_to_tiles(schedule, block, tile)
     target = divide_depth(schedule, block, tile.parts) if tile.parts > 1 else block
     *outer, i, j, k = schedule.get_loops(target)
     grid = schedule.fuse(*outer) if len(outer) > 1 else outer[0]

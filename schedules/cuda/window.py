@@ -17,6 +17,7 @@ from tvm.tirx import IntImm, IterVar, PrimFunc
 from tvm_ext.schedules.cuda.blocks import extent
 from tvm_ext.schedules.cuda.elementwise import bind_flat
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
+from tvm_ext.schedules.cuda.open_extents import estimated
 from tvm_ext.schedules.cuda.product import inline_behind
 from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
 from tvm_ext.schedules.kernel.inline import inline_producers
@@ -29,7 +30,12 @@ LARGEST_UNROLLED = 64
 
 
 LARGEST_OF_OPEN = 256
-"""Elements of a window in a kernel of open extents; TVM's own rules share larger ones among threads."""
+"""Elements of a window in a kernel of open extents; TVM's own rules share larger ones among threads, of which they give
+each result a block."""
+
+
+RESULTS_EACH = 16
+"""Results for each element of a larger window from which on there are threads enough without that."""
 
 
 MANY = 1 << 30
@@ -122,10 +128,14 @@ def _bind(schedule: Schedule, block: SBlockRV, machine: GpuMachine) -> LoopRV:
 
 
 def _slides(schedule: Schedule, block: SBlockRV) -> bool:
-    """Whether a reduction goes over a small window of known extents, whose place depends on where the result is."""
+    """Whether a reduction goes over a window of known extents, whose place depends on where the result is."""
     body = schedule.get(block)
     reduced = [axis for axis in body.iter_vars if int(axis.iter_type) == IterVar.CommReduce]
-    if not all(isinstance(axis.dom.extent, IntImm) for axis in reduced) or _window(schedule, block) > LARGEST_OF_OPEN:
+    if not all(isinstance(axis.dom.extent, IntImm) for axis in reduced):
+        return False
+    size = _window(schedule, block)
+    results = prod(estimated(axis.dom.extent) for axis in body.iter_vars) // size
+    if size > LARGEST_OF_OPEN and results < RESULTS_EACH * size:
         return False
     return any(isinstance(item.min, prim.Add) for region in body.reads for item in region.region)
 

@@ -12,11 +12,13 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 import tvm_ext
+from scripts.cuda.kernels import kernels_of
 from tests.cuda.whole_model import EmulatedModel
 from tests.frontend.onnx.text import graph
+from tests.schedules.kernels import graph as operators
 from tvm_ext.frontend import import_model
 from tvm_ext.schedules.cuda.product import find_product, repeats
-from tvm_ext.schedules.rule import new_schedule
+from tvm_ext.schedules.rule import RULE_ATTRIBUTE, new_schedule
 from tvm_ext.target import resolve_target
 
 RNG = np.random.default_rng(0)
@@ -56,6 +58,25 @@ CASES: dict[str, tuple[tuple[int, ...], str, dict[str, np.ndarray]]] = {
         {"w": weight(9, 1, 3, 3)},
     ),
     "groups": ((12, 6, 5), "a = Conv<group = 3, pads = [1, 1, 1, 1]>(x, w) y = Relu(a)", {"w": weight(6, 4, 3, 3)}),
+    "wide groups": (
+        (32, 7, 5),
+        "a = Conv<group = 2, pads = [1, 1, 1, 1]>(x, w) y = Relu(a)",
+        {"w": weight(64, 16, 3, 3)},
+    ),
+    "deep groups": (
+        (256, 3, 3),
+        "a = Conv<group = 2, pads = [1, 1, 1, 1]>(x, w) y = Relu(a)",
+        {"w": weight(32, 128, 3, 3)},
+    ),
+    "groups of a pixel": ((64, 1, 1), "a = Conv<group = 2>(x, w) y = Relu(a)", {"w": weight(32, 32, 1, 1)}),
+    "experts": ((3, 17, 24), "y = MatMul(x, w)", {"w": weight(3, 24, 31)}),
+    "experts of a token": ((3, 1, 24), "a = MatMul(x, w) y = Relu(a)", {"w": weight(3, 24, 31)}),
+    "heads": ((17, 3, 16), "t = Transpose<perm = [0, 2, 1, 3]>(x) y = MatMul(t, w)", {"w": weight(3, 16, 40)}),
+    "odd groups": (
+        (80, 5, 5),
+        "a = Conv<group = 2, pads = [1, 1, 1, 1]>(x, w) y = Relu(a)",
+        {"w": weight(80, 40, 3, 3)},
+    ),
     "tokens": ((33, 24), "a = MatMul(x, w) b = Erf(a) y = Mul(a, b)", {"w": weight(24, 31)}),
     "scores": ((17, 16), "t = Transpose<perm = [0, 2, 1]>(x) a = MatMul(x, t) b = Softmax(a) y = MatMul(b, x)", {}),
 }
@@ -111,6 +132,20 @@ def test_open_axes_are_products_of_their_own_only_where_they_come_first() -> Non
     assert (found.open_side, found.open_depth) == (None, True)
     found = product_of((8, 32, 24), (24, 16))
     assert (found.open_side, found.is_open) == (None, False)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_rules_of_an_open_batch_of_groups_and_experts(precision: str) -> None:
+    """An axis of the batch that the weights lack, beside one that they have."""
+    x, w = ((tvm.tirx.Var("n", "int64"), 32, 9, 7), "float32"), ((64, 16, 3, 3), "float32")
+    y, v = ((tvm.tirx.Var("n", "int64"), 3, 17, 24), "float32"), ((3, 24, 31), "float32")
+    target = resolve_target({"kind": "cuda", "arch": "sm_90"})
+    rules = set()
+    grouped = operators(lambda _, x, w: R.nn.conv2d(x, w, groups=2), [x, w])
+    for mod in (grouped, operators(lambda _, y, v: R.matmul(y, v), [y, v])):
+        kernels = kernels_of("open", mod, target, precision=precision)
+        rules |= {str(kernel.scheduled.attrs[RULE_ATTRIBUTE]) for kernel in kernels if "cast" not in kernel.name}
+    assert rules == {"cuda.matmul" if precision == "float32" else "cuda.tensor_matmul"}
 
 
 def test_a_block_that_repeats_rows_of_an_open_batch_is_known() -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from tvm.script import relax as R
 
-from scripts.cuda.emulate import compare
+from scripts.cuda.emulate import TOLERANCE, compare
 from scripts.cuda.kernels import Kernel, kernels_of, target_of
 from tests.cuda.test_tunable_rules import module
+from tests.schedules.kernels import graph
 from tvm_ext.backends.cuda.split_groups import with_split_groups
 from tvm_ext.schedules.cuda.product import find_product
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE, new_schedule
@@ -53,7 +54,28 @@ def test_narrow_groups_stay_as_they_are(groups: int) -> None:
     assert compare(made, TARGET)[0] == ""
 
 
-def test_float32_stays_as_it_is() -> None:
-    made = kernel((1, 32, 7, 7), (64, 16, 3, 3), 2, "float32")
+@pytest.mark.parametrize(("precision", "rule"), [("float32", "cuda.matmul"), ("tf32", "cuda.tensor_matmul")])
+@pytest.mark.parametrize("pixels", [(1, 32, 9, 7), (3, 32, 5, 3)])
+def test_groups_in_float32(pixels: tuple[int, ...], precision: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = kernel(pixels, (64, 16, 3, 3), 2, precision)
+    assert made.scheduled.attrs[RULE_ATTRIBUTE] == rule
+    if precision == "tf32":
+        monkeypatch.setitem(TOLERANCE, "float32", 1e-3)
+    assert compare(made, TARGET)[0] == ""
+
+
+def test_groups_of_bytes() -> None:
+    def build(_: Any, x: Any, w: Any) -> Any:
+        return R.nn.conv2d(x, w, padding=1, groups=3, out_dtype="int32")
+
+    (made,) = kernels_of("grouped", graph(build, [((2, 48, 5, 7), "uint8"), ((96, 16, 3, 3), "int8")]), TARGET)
+    assert made.scheduled.attrs[RULE_ATTRIBUTE] == "cuda.tensor_matmul"
+    assert compare(made, TARGET)[0] == ""
+
+
+def test_groups_of_a_single_pixel_stay_as_they_are() -> None:
+    """They are products with a vector, of which no rule knows that rows are channels of a group."""
+    made = kernel((1, 64, 1, 1), (64, 16, 3, 3), 4)
     assert made.before is not None
     assert with_split_groups(made.before).same_as(made.before)
+    assert compare(made, TARGET)[0] == ""

@@ -4,7 +4,7 @@ before: ``y[f] += x[f // n * m + c] * w[f, c]``
 after:  ``y[g * n + o] += x[g * m + c] * w[g * n + o, c]``
 
 Which group a channel is of is a division in TVM's kernel, and no axis of a product; behind this pass the group is one
-that both factors and the result have. Groups too narrow for tensor cores stay as they are.
+that both factors and the result have. Groups too narrow for a tile stay as they are.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.schedules.cuda.fragments import SIDE
-from tvm_ext.schedules.cuda.tensor_matmul import HALVES
-from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
+from tvm_ext.schedules.cuda.matmul import SMALLEST_SIDE
+from tvm_ext.schedules.cuda.product import find_product
+from tvm_ext.schedules.cuda.tensor_matmul import BYTES, HALVES, SINGLES
+from tvm_ext.schedules.kernel.blocks import is_spatial, top_blocks
 from tvm_ext.schedules.rule import new_schedule
 
 
@@ -35,16 +37,21 @@ def split_groups() -> tvm.transform.Pass:
 
 
 def with_split_groups(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Give groups of a convolution of 16-bit operands an axis; any other kernel stays as it is."""
+    """Give wide groups of a convolution an axis; any other kernel stays as it is."""
     if not isinstance(func.body, s_tir.SBlockRealize) or not _divides(func.body):
         return func
     schedule = new_schedule(func)
     summing = [block for block in top_blocks(schedule) if not is_spatial(schedule, block)]
-    if len(summing) != 1 or not static_extents(schedule, summing[0]) or not _split(schedule, summing[0]):
+    if len(summing) != 1 or not _split(schedule, summing[0]):
         return func
     made = schedule.mod["main"]
+    if not _same(func, made):
+        return func
     body = tvm_ffi.structural_mutate(made.body, [(s_tir.SBlock, _simplified)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs, func.span) if _same(func, made) else func
+    found = tirx.PrimFunc(func.params, body, func.ret_type, func.attrs, func.span)
+    # Rules other than those of products know nothing of an axis that is a part of another one.
+    product = find_product(new_schedule(found))
+    return func if product is None or min(product.rows, product.columns) < SMALLEST_SIDE else found
 
 
 def _same(func: tirx.PrimFunc, made: tirx.PrimFunc) -> bool:
@@ -60,7 +67,7 @@ def _divides(body: Any) -> bool:
 def _split(schedule: Schedule, block: SBlockRV) -> bool:
     """Split the axis of channels of a block that sums products; whether there are groups of enough channels."""
     body = schedule.get(block)
-    if any(str(region.source.dtype) not in HALVES for region in body.reads):
+    if any(str(region.source.dtype) not in (*HALVES, *SINGLES, *BYTES) for region in body.reads):
         return False
     divided: dict[int, set[int]] = {}
 
