@@ -61,9 +61,13 @@ def phase_passes(target: tvm.target.Target, options: PipelineOptions) -> list[tu
             passes += [forward_indices(), hidden_quotients()]  # before buffers are flattened
         if any(one.info.name == TUNED_SCHEDULES for one in passes):
             passes.insert(0, named_network())  # marks in the database are of networks
-        if number == 0 and "schedule" not in options.disable and options.work_dir is None:
-            # Not the truth value of the database, which is whether it is empty.
-            passes[:0] = [given_schedules()] if ms.Database.current() is not None else []
+        # Not the truth value of the database, which is whether it is empty.
+        if (
+            number == 0
+            and "schedule" not in options.disable
+            and (options.work_dir or ms.Database.current() is not None)
+        ):
+            passes.insert(0, given_schedules(options.work_dir))
         if options.dump_dir is not None:
             passes.append(_dump_pass(Path(options.dump_dir), f"{number:02d}_{phase.name}.py"))
         chain.append((phase, tvm.transform.Sequential(passes, name=f"tvm_ext.{phase.name}")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -163,9 +164,8 @@ def test_a_schedule_that_means_nothing_any_more_is_named(tmp_path: Path) -> None
         tvm_ext.compile(model(), work_dir=tmp_path)
 
 
-@pytest.mark.parametrize("extents", ["int32", "int64"])
-def test_kernels_that_were_tuned_as_they_stand_in_a_module(extents: str) -> None:
-    """As TVM's own ``tune_relax`` measures them: merged with what follows, or with other extents, they are unknown."""
+def as_tuned_by_tvm(extents: str, database: ms.Database) -> tvm.IRModule:
+    """Make a module of a kernel that the database knows as it stands there, and an operator behind it."""
     rows, columns = (tvm.tirx.IntImm(extents, number) for number in (7, 33))
     x, y = te.placeholder((rows, columns), name="x"), te.placeholder((rows, columns), name="y")
     twice = te.compute((rows, columns), lambda i, j: x[i, j] * y[i, j] + x[i, j], name="twice")
@@ -175,13 +175,21 @@ def test_kernels_that_were_tuned_as_they_stand_in_a_module(extents: str) -> None
         called = tvm.relax.call_tir(bb.add_func(kernel, "twice"), [given, given], given.ty)
         return tvm.relax.op.nn.relu(bb.emit(called))
 
-    mod, database = graph(made, [(X.shape, "float32")]), ms.database.MemoryDatabase()
+    mod = graph(made, [(X.shape, "float32")])
     # As MetaSchedule has it in a database.
     workload = tvm.IRModule({"main": mod["twice"].with_attr("global_symbol", "main").with_attr("tirx.noalias", True)})
     schedule = Schedule(workload)
     schedule.vectorize(schedule.get_loops(schedule.get_sblock("twice"))[1])
     known = database.commit_workload(workload)
     database.commit_tuning_record(ms.database.TuningRecord(schedule.trace, known, [1.0], native_target(), None))
+    return mod
+
+
+@pytest.mark.parametrize("extents", ["int32", "int64"])
+def test_kernels_that_were_tuned_as_they_stand_in_a_module(extents: str) -> None:
+    """As TVM's own ``tune_relax`` measures them: merged with what follows, or with other extents, they are unknown."""
+    database = ms.database.MemoryDatabase()
+    mod = as_tuned_by_tvm(extents, database)
     with database:
         executable = tvm.compile(mod, native_target(), relax_pipeline="tvm_ext")
         with native_target():
@@ -191,6 +199,24 @@ def test_kernels_that_were_tuned_as_they_stand_in_a_module(extents: str) -> None
     assert record_of(lowered["twice"]) is not None
     assert not any(record_of(func) for _, func in untuned.functions_items() if isinstance(func, tvm.tirx.PrimFunc))
     np.testing.assert_allclose(run(executable, [X])[0], np.maximum(X * X + X, 0), rtol=1e-6)
+
+
+def test_a_folder_of_records_of_tvm_is_a_work_dir(tmp_path: Path) -> None:
+    mod = as_tuned_by_tvm("int64", open_database(tmp_path))
+    with warnings.catch_warnings(), native_target():
+        warnings.simplefilter("error")
+        lowered = tvm.relax.get_pipeline("tvm_ext", work_dir=tmp_path)(mod)
+        compiled = tvm_ext.compile(mod, work_dir=tmp_path)
+    assert record_of(lowered["twice"]) is not None
+    np.testing.assert_allclose(next(iter(compiled.run([X]).values())), np.maximum(X * X + X, 0), rtol=1e-6)
+    said = "has none of the 1 kernels.*kernels that TVM's own tuners measured are found in the module that was tuned"
+    with pytest.warns(PerformanceWarning, match=said):
+        tvm_ext.compile(model(), work_dir=tmp_path)
+    # `tvm-ext tune` measures kernels as the pipeline makes them, merged with their neighbours.
+    (tmp_path / VERSION).write_text(json.dumps({"tvm": tvm.__version__}))
+    with native_target(), pytest.warns(PerformanceWarning, match="has none of the 1 kernels"):
+        lowered = tvm.relax.get_pipeline("tvm_ext", work_dir=tmp_path)(mod)
+    assert not any(record_of(func) for _, func in lowered.functions_items() if isinstance(func, tvm.tirx.PrimFunc))
 
 
 def test_an_entered_database_without_these_kernels_is_said_to_be_of_no_use() -> None:

@@ -15,7 +15,9 @@ import tvm
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.database.files import (
+    CONFIRMED,
     DAMAGED,
+    NETWORKS,
     RECORDS,
     VERSION,
     WORKLOADS,
@@ -38,6 +40,7 @@ __all__ = [
     "begun_by",
     "best_seconds",
     "check_database",
+    "is_of_pipeline",
     "note_version",
     "open_database",
     "open_earlier",
@@ -149,6 +152,11 @@ def begun_by(folder: Path) -> str:
         return f"begun by tvm-ext {versions.get('tvm-ext', '0.1.0 or before')} with TVM {versions['tvm']}"
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return "begun by a version that did not note itself"
+
+
+def is_of_pipeline(folder: Path) -> bool:
+    """Whether `tvm-ext tune` was at work in a folder, which measures kernels as the pipeline makes them."""
+    return any((folder / name).exists() for name in (VERSION, CONFIRMED, NETWORKS))
 
 
 def records_of(database: ms.Database, mod: tvm.IRModule) -> list[ms.database.TuningRecord]:

@@ -17,7 +17,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.tirx import PrimFunc
 
 from tvm_ext.database.answers import Answers, Stranger, all_left_alone, no_strangers
-from tvm_ext.database.folders import begun_by, open_earlier
+from tvm_ext.database.folders import begun_by, is_of_pipeline, open_earlier
 from tvm_ext.database.marks import Identity, left_alone
 from tvm_ext.database.networks import NETWORK_ATTRIBUTE
 from tvm_ext.errors import TvmExtWarning, warn
@@ -30,6 +30,10 @@ TUNED_SCHEDULES = "tvm_ext.TunedSchedules"
 """Name of the pass."""
 
 ENTERED = "the database that was entered"
+
+OF_TVM = (
+    "kernels that TVM's own tuners measured are found in the module that was tuned, whose operators are kernels already"
+)
 
 NAMED = 3
 """Kernels that a warning names."""
@@ -93,12 +97,12 @@ def tuned_schedules(
                 f"the database in {folder} has no record of a kernel: {foreign} there is for another kind of target, "
                 "and is not used; tune into a folder of its own with the target you compile for"
             )
-        known = answers.taken or answers.left or answers.strangers
+        known = answers.taken or answers.left or answers.strangers or _recorded(mod)
         if len(database) and kernels and not known:
             warn(
                 f"the database in {folder} ({begun_by(place)}) has none of the {len(kernels)} kernels of this "
                 "model: it is of another model, shape, target, other options or another release; tune with those you "
-                "compile with"
+                f"compile with{'' if is_of_pipeline(place) else f', and {OF_TVM}'}"
             )
         return tuned
 
@@ -117,26 +121,36 @@ def current_schedules(stranger: Stranger = no_strangers, versions: Versions | No
         if kernels and not known and not all_left_alone() and _has_records(answers.database):
             warn(
                 f"{ENTERED} has none of the {len(kernels)} kernels of this model: it is of another model, shape, "
-                "target or options; `tvm-ext tune` tunes the kernels of this pipeline, and kernels that TVM's own "
-                "tuners measured are found in the module that was tuned, whose operators are kernels already"
+                f"target or options; `tvm-ext tune` tunes the kernels of this pipeline, and {OF_TVM}"
             )
         return tuned
 
     return _current_schedules
 
 
-def given_schedules() -> tvm.transform.Pass:
+def given_schedules(folder: str | Path | None = None) -> tvm.transform.Pass:
     """Make the pass that schedules kernels as they were given, for the database that the caller has entered.
 
     TVM's own tuners measure the kernels of a module as they stand in it. The pass runs before the pipeline changes
     them: merged with their neighbours they would be others, of which the database knows nothing.
+
+    Parameters
+    ----------
+    folder : path, optional
+        Of a database in place of the one that was entered; nothing is done if `tvm-ext tune` was at work in it, which
+        measures the kernels that the pipeline makes.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext.GivenSchedules")
     def _given_schedules(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         if all_left_alone() or not _unscheduled(mod):
             return mod
-        return _applied(mod, Answers(ms.Database.current(), no_strangers, ()), ENTERED, None)
+        if folder is None:
+            return _applied(mod, Answers(ms.Database.current(), no_strangers, ()), ENTERED, None)
+        if is_of_pipeline(Path(folder)):
+            return mod
+        answers = Answers(open_earlier(Path(folder)), no_strangers, ())
+        return _applied(mod, answers, f"the database in {folder}", None)
 
     return _given_schedules
 
