@@ -219,6 +219,29 @@ def test_a_folder_of_records_of_tvm_is_a_work_dir(tmp_path: Path) -> None:
     assert not any(record_of(func) for _, func in lowered.functions_items() if isinstance(func, tvm.tirx.PrimFunc))
 
 
+def test_records_of_another_kind_of_target_are_left_out(tmp_path: Path) -> None:
+    """They name threads that a CPU does not have, and did not compile (``not implemented``)."""
+    mod = as_tuned_by_tvm("int64", open_database(tmp_path))
+    database = open_database(tmp_path)
+    (row,) = database.get_all_tuning_records()
+    schedule = Schedule(row.workload.mod)
+    for loop, thread in zip(
+        schedule.get_loops(schedule.get_sblock("twice")), ("blockIdx.x", "threadIdx.x"), strict=True
+    ):
+        schedule.bind(loop, thread)
+    gpu = tvm.target.Target({"kind": "cuda", "arch": "sm_80"})
+    database.commit_tuning_record(ms.database.TuningRecord(schedule.trace, row.workload, [1e-6], gpu, None))
+    said = "has records for twice that were tuned for targets of the kind cuda, and they are left out"
+    with native_target():
+        with database, pytest.warns(TvmExtWarning, match=said):
+            entered = tvm.relax.get_pipeline("tvm_ext")(mod)
+        with pytest.warns(TvmExtWarning, match=said):
+            looked_up = tvm.relax.get_pipeline("tvm_ext", work_dir=tmp_path)(mod)
+    for lowered in (entered, looked_up):
+        assert record_of(lowered["twice"]) is not None, "the slower record of this kind"
+        assert "threadIdx" not in lowered.script()
+
+
 def test_an_entered_database_without_these_kernels_is_said_to_be_of_no_use() -> None:
     database = ms.database.MemoryDatabase()
     with database:

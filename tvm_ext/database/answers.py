@@ -1,7 +1,8 @@
 """What a compilation takes of a database: the fastest record of a kernel, unless that is known to do harm.
 
-Two kinds do: records of another rule's space than that of the rule that schedules the kernel, which was chosen because
-it is faster; and records with which a whole network was slower than without (:mod:`tvm_ext.database.marks`).
+Three kinds do: records of another kind of target, whose threads or instructions this one does not have; records of
+another rule's space than that of the rule that schedules the kernel, which was chosen because it is faster; and records
+with which a whole network was slower than without (:mod:`tvm_ext.database.marks`).
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class Answers(PyDatabase):
         Of each kernel that has none because its fastest record is left alone, that record.
     strangers : dict from str to str
         Of each kernel whose fastest record is of another rule's space, that rule.
+    foreign : dict from str to str
+        Of each kernel that has a record of another kind of target, that kind.
     """
 
     def __init__(self, database: ms.Database, stranger: Stranger, left: Collection[Identity]) -> None:
@@ -74,6 +77,7 @@ class Answers(PyDatabase):
         self.taken: dict[str, Identity] = {}
         self.left: dict[str, Identity] = {}
         self.strangers: dict[str, str] = {}
+        self.foreign: dict[str, str] = {}
 
     def query_tuning_record(
         self, mod: tvm.IRModule, target: tvm.target.Target, workload_name: str | None = None
@@ -82,6 +86,10 @@ class Answers(PyDatabase):
         name = str(workload_name)
         of_another_rule = self._stranger(mod["main"], target)
         for record in self._fastest_first(mod, target, workload_name):
+            kind = target.kind.name if record.target is None else record.target.kind.name
+            if kind != target.kind.name:
+                self.foreign.setdefault(name, kind)
+                continue
             rule = of_another_rule(record.trace)
             if rule is not None:
                 self.strangers.setdefault(name, rule)
@@ -93,6 +101,11 @@ class Answers(PyDatabase):
             self.taken[name] = who
             return record
         return None
+
+    @property
+    def known(self) -> bool:
+        """Whether any kernel was known, be its records taken or not."""
+        return bool(self.taken or self.left or self.strangers or self.foreign)
 
     def is_left(self, record: Identity) -> bool:
         """Tell whether a record is left alone."""

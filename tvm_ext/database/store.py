@@ -138,7 +138,7 @@ class Lines:
         """
         records = lines_of(folder / RECORDS)  # first: workloads are written before their records
         found = cls(lines_of(folder / WORKLOADS), records)
-        nothing = found.workloads and not any(found.workloads)
+        nothing = (records or found.workloads) and not any(found.workloads)
         if nothing or (records and all(row.value is None for row in found.records)):
             name = WORKLOADS if nothing else RECORDS
             raise TuningError(

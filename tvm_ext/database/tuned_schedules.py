@@ -7,7 +7,7 @@ after:  the same, scheduled as the fastest record of the database says, and mark
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,7 @@ def tuned_schedules(
                 f"the database in {folder} has no record of a kernel: {foreign} there is for another kind of target, "
                 "and is not used; tune into a folder of its own with the target you compile for"
             )
-        known = answers.taken or answers.left or answers.strangers or _recorded(mod)
+        known = answers.known or _recorded(mod)
         if len(database) and kernels and not known:
             warn(
                 f"the database in {folder} ({begun_by(place)}) has none of the {len(kernels)} kernels of this "
@@ -117,7 +117,7 @@ def current_schedules(stranger: Stranger = no_strangers, versions: Versions | No
         answers = Answers(ms.Database.current(), stranger, ())
         tuned = _applied(mod, answers, ENTERED, versions)
         kernels = _unscheduled(mod)
-        known = answers.taken or answers.left or answers.strangers or _recorded(mod)
+        known = answers.known or _recorded(mod)
         if kernels and not known and not all_left_alone() and _has_records(answers.database):
             warn(
                 f"{ENTERED} has none of the {len(kernels)} kernels of this model: it is of another model, shape, "
@@ -166,15 +166,25 @@ def _applied(mod: tvm.IRModule, answers: Answers, origin: str, versions: Version
     scheduled = {name for name in answers.taken if _is_scheduled(tuned[name])}
     noted = _noted(tuned, {name: answers.taken[name] for name in scheduled})
     if answers.strangers:
-        names = list(answers.strangers)
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         warn(
-            f"{origin} has records for {', '.join(names[:NAMED])}{more} that were tuned in the space of another "
-            f"schedule rule ({', '.join(sorted(set(answers.strangers.values())))}) than the one that schedules them, "
-            "and they are left out; another folder, tuned anew, has none",
+            f"{origin} has records for {_named(answers.strangers)} that were tuned in the space of another schedule "
+            f"rule ({', '.join(sorted(set(answers.strangers.values())))}) than the one that schedules them, and they "
+            "are left out; another folder, tuned anew, has none",
+            TvmExtWarning,
+        )
+    if answers.foreign:
+        warn(
+            f"{origin} has records for {_named(answers.foreign)} that were tuned for targets of the kind "
+            f"{', '.join(sorted(set(answers.foreign.values())))}, and they are left out; tune with the target you "
+            "compile for",
             TvmExtWarning,
         )
     return noted
+
+
+def _named(kernels: Collection[str]) -> str:
+    more = f" and {len(kernels) - NAMED} more" if len(kernels) > NAMED else ""
+    return ", ".join(list(kernels)[:NAMED]) + more
 
 
 def _noted(mod: tvm.IRModule, records: Mapping[str, Identity]) -> tvm.IRModule:
