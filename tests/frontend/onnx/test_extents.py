@@ -140,6 +140,18 @@ def test_a_range_is_as_long_as_what_it_counts() -> None:
     )
 
 
+def test_whole_ranges_of_other_types_are_as_long_as_what_they_count() -> None:
+    check(
+        model_of(
+            "f = Cast<to = 1>(n) g = Cast<to = 1>(zero) h = Cast<to = 1>(one) r = Range(g, f, h) "
+            "c = Unsqueeze(r, ones) o = Mul(y, c) i = Cast<to = 6>(n) j = Cast<to = 6>(zero) "
+            "k = Cast<to = 6>(one) w = Range(j, i, k) "
+            "q = Cast<to = 1>(w) d = Unsqueeze(q, ones) t = Mul(y, d)",
+            "float[k,4] o, float[k,4] t",
+        )
+    )
+
+
 def test_shapes_of_counts() -> None:
     check(
         model_of(

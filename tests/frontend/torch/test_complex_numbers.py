@@ -105,6 +105,29 @@ def test_as_in_torch(case: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * np.abs(expected).max())
 
 
+OPEN = {
+    "one side": lambda x: torch.view_as_real(torch.fft.rfft(x, norm="ortho")),
+    "a long convolution": lambda x: torch.fft.irfft(
+        torch.fft.rfft(x, n=2 * x.shape[-1]) * torch.fft.rfft(x[0].tanh(), n=2 * x.shape[-1]), n=2 * x.shape[-1]
+    )[..., : x.shape[-1]],
+    "of two axes": lambda x: torch.fft.irfft2(torch.fft.rfft2(x) * 2j, s=x.shape[-2:], norm="ortho"),
+}
+
+
+@pytest.mark.parametrize("case", OPEN)
+def test_of_open_length(case: str) -> None:
+    class Spectral(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return OPEN[case](x)
+
+    module = Spectral()
+    compiled = tvm_ext.compile(module, TARGET, example_inputs=(random(2, 3, 8),), dynamic={"x:2": (2, None)})
+    for count in (2, 3, 8, 9, 50):
+        signal = random(2, 3, count)
+        (found,) = compiled.run((signal,)).values()
+        np.testing.assert_allclose(found, module(signal.double()).numpy(), atol=1e-4)
+
+
 def test_an_argument_may_have_a_name_of_python() -> None:
     class Filtered(nn.Module):
         def forward(self, input: Tensor, filter: Tensor) -> Tensor:

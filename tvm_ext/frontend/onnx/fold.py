@@ -14,13 +14,14 @@ import onnx
 from onnx import helper
 
 from tvm_ext.frontend.onnx.control_flow import BranchFolding
+from tvm_ext.frontend.onnx.counted_ranges import counted_range
 from tvm_ext.frontend.onnx.evaluate import Evaluator
 from tvm_ext.frontend.onnx.expand import function_body, local_body, withdrawn_body
 from tvm_ext.frontend.onnx.graph import domain_of, node_label, subgraphs, topological_order, without_dead
 from tvm_ext.frontend.onnx.infer import MalformedNodeError, OtherTypes, TypeInference
 from tvm_ext.frontend.onnx.loops import LoopFolding
 from tvm_ext.frontend.onnx.simplify import constant_attribute, passed_through, shape_value
-from tvm_ext.frontend.onnx.values import Scope, Value, constant_value, element_type_only
+from tvm_ext.frontend.onnx.values import Scope, Value, constant_value, element_type, element_type_only
 
 
 class Folder(BranchFolding, LoopFolding):
@@ -62,6 +63,7 @@ class Folder(BranchFolding, LoopFolding):
         self._infer = TypeInference(self._opsets, model.ir_version, other_types)
         self._evaluate = Evaluator(self._opsets, model.ir_version)
         self._taken: set[str] = set()
+        self._counts: dict[str, Value] = {}  # integers of which a Cast made tensors, by the names of these
         self._graph = model.graph
         self._functions = {(domain_of(item), item.name, item.overload): item for item in model.functions}
         self.nodes: list[onnx.NodeProto] = []
@@ -150,7 +152,13 @@ class Folder(BranchFolding, LoopFolding):
             return
         results = self._evaluate(node, inputs, types, label)
         if results is None:
-            self._emit(node, inputs, types, scope, label)
+            counted = counted_range(node, inputs, self._counts, self._opsets)
+            if counted is not None:
+                self._inline_function(node, counted.ends, counted.body, scope, label)
+                return
+            made = self._emit(node, inputs, types, scope, label)
+            if operator == ("", "Cast") and inputs[0] and element_type(inputs[0].type) == onnx.TensorProto.INT64:
+                self._counts[made.output[0]] = inputs[0]
             if operator == ("", "SequenceEmpty"):
                 scope[node.output[0]].is_empty_sequence = True
             return

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputSpec, TensorArgument
 from torch.fx import Graph, Node
@@ -200,7 +200,9 @@ class _Rewriter:
         constants: list[Node] = []
 
         def add(values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-            constants.append(self._add_constant(f"{node.name}_matrix", torch.tensor(values, dtype=dtype)))
+            with unset_fake_temporarily():
+                matrix = torch.tensor(values, dtype=dtype)
+            constants.append(self._add_constant(f"{node.name}_matrix", matrix))
             return constants[-1].meta["val"]
 
         def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -212,8 +214,9 @@ class _Rewriter:
 
         try:
             if node.target in TRANSFORMS:  # once without being traced, for its constants
-                args = pytree.tree_map_only(Node, lambda given: given.meta["val"], own[0])
-                TRANSFORMS[node.target](add, *(args if isinstance(args, tuple) else (args,)), *node.args[1:])
+                args, rest = pytree.tree_map_only(Node, lambda given: given.meta["val"], (own[0], node.args[1:]))
+                with self.fake_mode:  # else what is made of open extents would fix them to the example's
+                    TRANSFORMS[node.target](add, *(args if isinstance(args, tuple) else (args,)), *rest)
                 given += constants
             with self.fake_mode, torch.no_grad():
                 traced = make_fx(function, decomposition_table=self.table)(*map(self._example, given))

@@ -70,55 +70,69 @@ def _along(constant: Constant, re: torch.Tensor, im: torch.Tensor | None, axis: 
     )
 
 
-def _scale(data: torch.Tensor, axes: Sequence[int], normalization: int, last: int | None = None) -> float:
-    sizes = [data.shape[axis] for axis in axes]
-    if last is not None:
-        sizes[-1] = last
-    return _SCALES[normalization](math.prod(sizes))
+def _scaled(parts: Sequence[torch.Tensor], sizes: Sequence[Any], normalization: int) -> tuple[torch.Tensor, ...]:
+    """Normalise what a transform of axes of these sizes gives."""
+    count = math.prod(sizes)
+    if type(count) is int:
+        scale = _SCALES[normalization](count)
+        return tuple(part * scale for part in parts)
+    if normalization == 0:
+        return tuple(parts)
+    # As a tensor: a float made of an open extent would be fixed to the example's.
+    divisor = torch.full((1,), count, dtype=parts[0].dtype)
+    divisor = divisor.sqrt() if normalization == 1 else divisor
+    return tuple(part / divisor for part in parts)
 
 
 def real_to_complex(
     constant: Constant, data: torch.Tensor, axes: Sequence[int], normalization: int, one_sided: bool
 ) -> Parts:
     """``aten._fft_r2c``: of real data, along the last of the axes one-sided if so asked."""
-    scale = _scale(data, axes, normalization)
-    length = data.shape[axes[-1]]
+    sizes = [data.shape[axis] for axis in axes]
+    length = sizes[-1]
     re, im = _along(constant, data, None, axes[-1], length // 2 + 1 if one_sided else length, False)
     for axis in axes[:-1]:
         re, im = _along(constant, re, im, axis, re.shape[axis], False)
-    return re * scale, im * scale
+    re, im = _scaled((re, im), sizes, normalization)
+    return re, im
 
 
 def complex_to_complex(
     constant: Constant, re: torch.Tensor, im: torch.Tensor, axes: Sequence[int], normalization: int, forward: bool
 ) -> Parts:
     """``aten._fft_c2c``."""
-    scale = _scale(re, axes, normalization)
+    sizes = [re.shape[axis] for axis in axes]
     for axis in axes:
         re, im = _along(constant, re, im, axis, re.shape[axis], not forward)
-    return re * scale, im * scale
+    re, im = _scaled((re, im), sizes, normalization)
+    return re, im
 
 
 def complex_to_real(
     constant: Constant, re: torch.Tensor, im: torch.Tensor, axes: Sequence[int], normalization: int, length: int
 ) -> torch.Tensor:
     """``aten._fft_c2r``: back to ``length`` real samples along the last of the axes."""
-    scale = _scale(re, axes, normalization, length)
+    sizes = [*(re.shape[axis] for axis in axes[:-1]), length]
     for axis in axes[:-1]:
         re, im = _along(constant, re, im, axis, re.shape[axis], True)
     last = axes[-1]
-    if type(length) is not int or type(re.shape[last]) is not int:
-        raise NotImplementedError(f"it goes back to {length} real samples, a length that is open; give it a size (n=)")
     kept = length // 2 + 1
-    cosines, sines = _waves(kept, length, length)
     # Every frequency stands for its mirror image too, but the first, and the middle one of an even length.
-    weights = np.full((kept, 1), 2.0)
-    weights[0] = 1.0
-    if length % 2 == 0:
-        weights[-1] = 1.0
+    if type(length) is int and type(re.shape[last]) is int:
+        cosines, sines = _waves(kept, length, length)
+        weights = np.full((kept, 1), 2.0)
+        weights[0] = 1.0
+        if length % 2 == 0:
+            weights[-1] = 1.0
+        cosine, sine = constant(weights * cosines, re.dtype), constant(weights * sines, re.dtype)
+    else:
+        cosine, sine = _open_waves(kept, length, length, re.dtype)
+        alone = 2 * torch.arange(kept)[:, None] % length == 0
+        twice = torch.where(alone, 1.0, 2.0).to(re.dtype)
+        cosine, sine = twice * cosine, twice * sine
     re, im = re.narrow(last, 0, kept), im.narrow(last, 0, kept)
-    result = _times(re, last, constant(weights * cosines, re.dtype))
-    return (result - _times(im, last, constant(weights * sines, re.dtype))) * scale
+    (result,) = _scaled((_times(re, last, cosine) - _times(im, last, sine),), sizes, normalization)
+    return result
 
 
 TRANSFORMS: Mapping[Any, Callable[..., Any]] = {
