@@ -87,6 +87,10 @@ def test_a_rule_is_asked_once_for_calls_that_are_alike() -> None:
     assert sum(isinstance(func, tirx.PrimFunc) for func in legal.functions.values()) == 2
     legalize_once({"relax.exp": rule})(mod)
     assert len(asked) == 4  # nothing is carried over from one module to the next
+    other = tirx.Var("n", "int64")
+    opened = [var("x", N, 3), var("y", N, 3), var("z", other, 3)]
+    legalize_once({"relax.exp": rule})(module(opened, lambda x, y, z: [op.exp(x), op.exp(y), op.exp(z), op.exp(y)]))
+    assert len(asked) == 6  # extents of one name may be two
 
 
 def test_kernels_differ_by_what_they_are_made_of() -> None:

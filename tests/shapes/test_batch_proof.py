@@ -16,6 +16,7 @@ from tests.modules import run
 from tests.shapes.batch_models import NUMBERS, module, weight
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.shapes.batch_axis import Images, MixedImagesError, images_of, prove_image_wise, prove_reshape
+from tvm_ext.shapes.batch_operators import OperatorProof
 from tvm_ext.shapes.batch_size import image_cost, images_at_once
 
 
@@ -148,3 +149,30 @@ def test_kernels_of_the_module_itself_get_known_extents() -> None:
     for number in NUMBERS:
         values = np.random.default_rng(number).standard_normal((number, 8)).astype("float32")
         np.testing.assert_allclose(run(executable, [values])[0], values.sum(1) / 2, rtol=1e-5, atol=1e-5)
+
+
+def test_a_kernel_is_looked_at_once_for_calls_that_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    proof = OperatorProof._call_proof
+    monkeypatch.setattr(
+        OperatorProof, "_call_proof", lambda self, call: looked.append(str(call.op.name)) or proof(self, call)
+    )
+    n, m = tirx.Var("n", "int64"), tirx.Var("n", "int64")
+    x, y, z = (
+        relax.Var(name, relax.TensorType(shape)) for name, shape in zip("xyz", ([n, 4], [n, 4], [m, 4]), strict=True)
+    )
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, y, z]):
+        calls = [
+            builder.normalize(call)
+            for call in (
+                relax.op.add(x, y), relax.op.add(y, x), relax.op.add(x, x), relax.op.add(z, z),
+                relax.op.sum(x, [1]), relax.op.sum(y, [1]), relax.op.sum(y, [0]), relax.op.sum(x, [0]),
+                relax.op.concat([x, y], 1), relax.op.concat([y, x], 1), relax.op.concat([x, x], 1),
+            )
+        ]  # fmt: skip
+        builder.emit_func_output(x)
+    proofs = OperatorProof(builder.get(), n, {})
+    found = [proofs.prove(call) for call in calls]
+    assert found == [False, False, False, None, True, True, None, None, False, False, False]
+    assert looked == ["relax.add", "relax.add", "relax.sum", "relax.sum", "relax.concat", "relax.concat"]

@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import relax
 from tvm.ir.prim import expr as prim
 
-from tvm_ext.relax_utils import constant, static_shape
+from tvm_ext.relax_utils import constant, open_shape
 
 Legalization = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
@@ -121,7 +121,7 @@ def _key(operands: Sequence[Any]) -> Hashable | None:
     """Say by what operands are told from others that take another kernel; None if that cannot be said."""
     parts: list[Hashable] = []
     for operand in operands:
-        if isinstance(operand, tvm.ir.Var) and static_shape(operand) is None:
+        if isinstance(operand, tvm.ir.Var) and open_shape(operand) is None:
             return None
         if isinstance(getattr(operand, "ty", None), relax.TensorType):
             values = constant(operand)
@@ -130,8 +130,6 @@ def _key(operands: Sequence[Any]) -> Hashable | None:
             first = next(place for place, other in enumerate(operands) if other.same_as(operand))
             parts.append((tvm_ffi.StructuralKey(operand.ty), values is None, literal, first))
         elif isinstance(operand, relax.ShapeExpr | prim.IntImm | prim.FloatImm | tvm.ir.StringImm):
-            if isinstance(operand, relax.ShapeExpr) and not all(isinstance(extent, prim.IntImm) for extent in operand):
-                return None
             parts.append(tvm_ffi.StructuralKey(operand))
         else:
             return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -10,6 +10,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from tvm_ext.shapes.batch_axis import MixedImagesError, images_of, prove_image_wise, prove_reshape, uses
+from tvm_ext.shapes.call_signature import signature_of
 
 Legalization = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
@@ -38,6 +39,7 @@ class OperatorProof:
         self._batch = batch
         self._customized = customized
         self._others = others
+        self._known: dict[Hashable, bool | None] = {}
 
     def prove(self, value: Any) -> bool | None:
         """Say whether an image-wise value reduces; None for any other value, also one without images.
@@ -50,11 +52,24 @@ class OperatorProof:
             images = [images_of(shape, self._batch) for shape in shapes]
             if not any(images) or (not self._others and self._has_other_extents(value, shapes)):
                 return None
-            if isinstance(value, relax.Var):
-                return False
-            return self._call_proof(value) if isinstance(value, relax.Call) else None
         except MixedImagesError:
             return None
+        if isinstance(value, relax.Var):
+            return False
+        return self._known_proof(value) if isinstance(value, relax.Call) else None
+
+    def _known_proof(self, call: relax.Call) -> bool | None:
+        """Prove it of a call, once for all that are alike: steps of a network repeat."""
+        signature = signature_of(call)
+        if signature is not None and signature in self._known:
+            return self._known[signature]
+        try:
+            reduces = self._call_proof(call)
+        except MixedImagesError:
+            reduces = None
+        if signature is not None:
+            self._known[signature] = reduces
+        return reduces
 
     def _shapes(self, value: Any) -> list[Any]:
         """List the shapes of the tensors that a value is made of and consists of."""

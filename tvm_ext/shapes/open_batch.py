@@ -131,7 +131,8 @@ class _Splitter:
         proved = {index: reduces for index, reduces in proved.items() if bindings[index].var not in self._repeated}
         while True:
             levels, regions = self._levels(bindings, proved)
-            light = {index for index in proved if self._is_light(regions[levels[index]])}
+            light_levels = {level for level, region in regions.items() if self._is_light(region)}
+            light = {index for index in proved if levels[index] in light_levels}
             if not light:
                 break
             proved = {index: reduces for index, reduces in proved.items() if index not in light}
