@@ -114,6 +114,25 @@ def test_transforms_to_a_computed_length() -> None:
         np.testing.assert_allclose(z[..., 0], np.fft.irfft(want, t + 3), rtol=1e-4, atol=1e-5)
 
 
+def test_padding_what_transforms_give() -> None:
+    """As long convolutions do, one after the other: a padding that is computed keeps extents that are known."""
+    model = graph(
+        "g (float[n,t,1] x) => (float[n,k,2] y) { s = Shape<start = 1, end = 2>(x) l = Squeeze(s) "
+        "d = DFT<axis = 1, onesided = 1>(x, l) r = DFT<axis = 1, onesided = 1, inverse = 1>(d, l) "
+        "w = Concat<axis = 0>(zero, s) p = Pad(r, w, level, one) f = DFT<axis = 1, onesided = 1>(p) y = Mul(f, f) }",
+        19,
+        zero=np.array([0]),
+        one=np.array([1]),
+        level=np.float32(0),
+    )
+    compiled = tvm_ext.compile(model, dynamic="*")
+    for n, t in ((1, 1), (2, 4), (3, 9)):
+        x = np.random.default_rng(t).standard_normal((n, t, 1)).astype("float32")
+        (y,) = compiled.run({"x": x}).values()
+        want = np.fft.rfft(x[..., 0], 2 * t)
+        np.testing.assert_allclose(y, np.stack([want.real, want.imag], -1) ** 2, rtol=1e-3, atol=1e-4)
+
+
 def test_mel_bands_of_open_length() -> None:
     model = graph(
         "g (float[t] x) => (float[f,20] y) { s = Shape(x) l = Squeeze(s) "

@@ -217,8 +217,32 @@ def pad(step: Step) -> list[Fact]:
     return of_shape(tuple(result))
 
 
+def fourier(step: Step) -> list[Fact]:
+    """``DFT``: one axis as long as the transform, or its half, and both parts of complex numbers or one."""
+    data = step.dims(0)
+    if step.waits(0, 1, 2):
+        return [UNKNOWN]
+    if data is None:
+        return [ANYTHING]
+    axes = step.numbers(2, "axis")
+    if axes is None and len(data) == 3 and not step.given(2):
+        axes = [1]  # of other ranks the version of the operator decides
+    axis = None if axes is None else axis_of(axes[0], len(data))
+    if axis is None:
+        return of_shape((NOT_CONSTANT,) * len(data))
+    onesided, inverse = step.attribute("onesided", 0), step.attribute("inverse", 0)
+    given = step.integers(1)
+    length = data[axis] if not step.given(1) else given[0] if given else NOT_CONSTANT
+    if is_dim(length) and onesided and inverse and not step.given(1):
+        length = 2 * (dim_of(length) - 1)
+    elif is_dim(length) and onesided and not inverse:
+        length = dim_of(length) // 2 + 1
+    return of_shape((*data[:axis], length, *data[axis + 1 : -1], 1 if onesided and inverse else 2))
+
+
 TRANSFERS: dict[str, Transfer] = {
     "Concat": concat,
+    "DFT": fourier,
     "Gather": gather,
     "Pad": pad,
     "Slice": slice_,
