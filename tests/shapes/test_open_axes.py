@@ -119,7 +119,8 @@ def test_padding_what_transforms_give() -> None:
     model = graph(
         "g (float[n,t,1] x) => (float[n,k,2] y) { s = Shape<start = 1, end = 2>(x) l = Squeeze(s) "
         "d = DFT<axis = 1, onesided = 1>(x, l) r = DFT<axis = 1, onesided = 1, inverse = 1>(d, l) "
-        "w = Concat<axis = 0>(zero, s) p = Pad(r, w, level, one) f = DFT<axis = 1, onesided = 1>(p) y = Mul(f, f) }",
+        "w = Concat<axis = 0>(zero, s) p = Pad(r, w, level, one) v = Pad(x, w, level, one) "
+        "f = DFT<axis = 1, onesided = 1>(p) g = DFT<axis = 1, onesided = 1>(v) y = Mul(f, g) }",
         19,
         zero=np.array([0]),
         one=np.array([1]),
@@ -131,6 +132,19 @@ def test_padding_what_transforms_give() -> None:
         (y,) = compiled.run({"x": x}).values()
         want = np.fft.rfft(x[..., 0], 2 * t)
         np.testing.assert_allclose(y, np.stack([want.real, want.imag], -1) ** 2, rtol=1e-3, atol=1e-4)
+
+
+def test_halves_of_any_image_come_together() -> None:
+    """Half of a size, doubled, may be 0 where the size is 1, which no run has."""
+    model = graph(
+        "g (float[n,4,h,w] x) => (float[n,4,h,w] y) { c = Conv<kernel_shape = [2, 2], strides = [2, 2]>(x, k) "
+        "d = DepthToSpace<blocksize = 2>(c) a = Add(x, d) "
+        "y = AveragePool<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(a) }",
+        k=np.random.default_rng(0).standard_normal((16, 4, 2, 2)).astype("float32"),
+    )
+    check(model, *({"x": (n, 4, h, w)} for n, h, w in ((1, 8, 6), (3, 2, 4), (2, 32, 18))))
+    with pytest.raises(InputError, match="h = 7 where the model needs"):
+        tvm_ext.compile(model, dynamic="*").run({"x": np.zeros((1, 4, 7, 8), "float32")})
 
 
 def test_mel_bands_of_open_length() -> None:

@@ -199,6 +199,9 @@ def _together(step: Step, first: Element, second: Element) -> Element:
         return UNDEFINED
     if step.at_least(first, 1) and step.at_least(second, 1):
         return larger(step, first, second)
+    if is_dim(first) and is_dim(second):
+        # Half of a size, doubled, may be 0 where the size is 1. A run looks whether they are the same.
+        return next((one for one in (first, second) if step.at_least(one, 1)), NOT_CONSTANT)
     return NOT_CONSTANT
 
 

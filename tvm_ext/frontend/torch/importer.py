@@ -24,6 +24,7 @@ from tvm_ext.frontend.torch.attention import decomposition
 from tvm_ext.frontend.torch.complex_numbers import ComplexError, has_complex_numbers, in_real_numbers
 from tvm_ext.frontend.torch.containers import output_names, with_plain_containers
 from tvm_ext.frontend.torch.decompositions import DECOMPOSITIONS
+from tvm_ext.frontend.torch.equal_extents import aligned
 from tvm_ext.frontend.torch.export import TORCH_FOLDER, class_and_line, quiet
 from tvm_ext.frontend.torch.extent_names import named_extents
 from tvm_ext.frontend.torch.loops import LOOPS
@@ -251,7 +252,7 @@ class _Importer(ExportedProgramImporter):
             self.nodes[label] = node.name
             try:
                 with promoted(self, node), self.block_builder.coming_from(span_of([label])):
-                    with self.checks.of(self, node, label):
+                    with aligned(self, node), self.checks.of(self, node, label):
                         result = (logical_converter(self, node) or converter)(node)
                 if tvm.ir.is_prim_expr(result):  # spelled as Relax does: FuseTIR compares by spelling
                     result = tvm.sym.Analyzer().simplify(result)
