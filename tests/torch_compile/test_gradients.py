@@ -64,6 +64,17 @@ def test_training_steps(name: str) -> None:
         assert_same(run(x), theirs(x), rtol=1e-3, atol=1e-3)
 
 
+def test_batch_normalisation_is_trained_on_batches_of_any_size() -> None:
+    """What is kept of the variance is of a number of elements that is only known when it runs."""
+    ours = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)).train()
+    theirs = copy.deepcopy(ours)
+    run = compiled(ours, {"fallback": False, "weights": "argument"}, dynamic=True)
+    for number in (4, 7, 2, 9):
+        x = randn(number, 2, 5, 5)
+        assert_same(run(x), theirs(x), **CLOSE)
+    assert_same(ours.state_dict(), theirs.state_dict(), **CLOSE)
+
+
 def gradients(function: Any, x: Tensor) -> Tensor:
     given = x.detach().clone().requires_grad_()
     function(given).backward()

@@ -123,6 +123,11 @@ def size(importer: Any, node: Node) -> Any:
     return int(extent) if isinstance(extent, tirx.IntImm) else extent
 
 
+def elements(importer: Any, node: Node) -> Any:
+    """``x.numel()``, as torch writes it where a batch normalisation is trained."""
+    return math.prod(importer.env[node.args[0]].ty.shape, start=tirx.const(1, "int64"))
+
+
 def total(importer: Any, node: Node) -> Any:
     """``torch.sym_sum``, as torch writes a sum of three integers or more."""
     return reduce(operator.add, (extent_of(importer, value) for value in node.args[0]))
@@ -176,6 +181,7 @@ EXTENT_NUMBERS: Mapping[str, Callable[[Any, Node], Any]] = {
     "sym_float": as_float,
     "sym_max": partial(extreme, tirx.max),
     "sym_min": partial(extreme, tirx.min),
+    "sym_numel.default": elements,
     "sym_size.int": size,
     "sym_sum": total,
     "_sym_sqrt": root,
