@@ -47,7 +47,21 @@ class Joined(nn.Module):
         return self.leave(torch.cat([self.up[1](w), y], 1))
 
 
-@pytest.mark.parametrize("kind", [Shuffled, Joined])
+class Counted(nn.Module):
+    """Channels that PyTorch counts as quotients of the extents, beside as many that are a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Conv2d(12, 12, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.pixel_unshuffle(x, 2)
+        count, channels, height, width = y.shape
+        parts = self.mix(y).reshape(count, 3, channels // 3, height * width)
+        return functional.normalize(parts, dim=-1) @ parts.transpose(2, 3)
+
+
+@pytest.mark.parametrize("kind", [Shuffled, Joined, Counted])
 def test_halves_come_together(kind: type[nn.Module]) -> None:
     module = kind().eval()
     opened = {f"x:{axis}": (1, None) for axis in (0, 2, 3)}
@@ -56,5 +70,5 @@ def test_halves_come_together(kind: type[nn.Module]) -> None:
         x = torch.randn(shape)
         (found,) = compiled.run({"x": x}).values()
         np.testing.assert_allclose(found, module(x).detach().numpy(), atol=1e-5)
-    with pytest.raises(InputError, match="x_2 = 13 where the model needs"):
+    with pytest.raises(InputError, match=r"x_2 = 13 .*where the model needs"):
         compiled.run({"x": torch.randn(1, 3, 13, 16)})

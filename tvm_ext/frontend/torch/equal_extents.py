@@ -43,7 +43,8 @@ def aligned(importer: Any, node: torch.fx.Node) -> Iterator[None]:
         changed = set()
         for axis in range(-rank, 0):
             if axis != joined:
-                changed |= _equalled(importer, [shape for shape in shapes.values() if -axis <= len(shape)], axis)
+                own = [shape for operand, shape in shapes.items() if -axis <= len(shape) and not _is_one(operand, axis)]
+                changed |= _equalled(importer, own, axis)
         for operand, shape in shapes.items():
             if id(shape) in changed:
                 before[operand] = importer.env[operand]
@@ -61,15 +62,23 @@ def _shape(importer: Any, operand: torch.fx.Node) -> Any:
     return getattr(found, "shape", None) if isinstance(found, relax.TensorType) else None
 
 
+def _is_one(operand: torch.fx.Node, axis: int) -> bool:
+    """Whether PyTorch has one element along an axis, and repeats it."""
+    traced = operand.meta.get("val")
+    return not isinstance(traced, torch.Tensor) or (type(traced.shape[axis]) is int and traced.shape[axis] == 1)
+
+
 def _equalled(importer: Any, shapes: list[list[Any]], axis: int) -> set[int]:
     """Change extents along an axis to the shortest of them; give which shapes were changed."""
-    own = [shape for shape in shapes if not isinstance(shape[axis], tirx.IntImm)]
-    if len(own) < 2:
+    found = [shape[axis] for shape in shapes]
+    if len(found) < 2 or all(isinstance(extent, tirx.IntImm) for extent in found):
         return set()
-    common = next((shape[axis] for shape in own if isinstance(shape[axis], tirx.Var)), own[0][axis])
+    # A number, as in ``9 * (n // (n // 2))`` channels beside 18 of them, or what an input tells by itself.
+    kinds = (tirx.IntImm, tirx.Var, object)
+    common = next(extent for kind in kinds for extent in found if isinstance(extent, kind))
     changed = set()
-    for shape in own:
-        if bounded(shape[axis], common).can_prove(shape[axis] == common):
+    for shape in shapes:
+        if isinstance(shape[axis], tirx.IntImm) or bounded(shape[axis], common).can_prove(shape[axis] == common):
             continue
         if assume_equal(importer, shape[axis], common):
             shape[axis] = common

@@ -206,6 +206,12 @@ def test_padding_with_a_computed_value(opset: int, axes: list[int] | None) -> No
     check_with_onnxruntime(node_model("Pad", values, ["Y"], constants=("pads", "axes"), opset=opset), values)
 
 
+def test_padding_around_in_operator_sets_that_had_none() -> None:
+    """As PyTorch writes circular padding, and onnxruntime takes it."""
+    values = {"x": np.arange(24, dtype="float32").reshape(2, 3, 4), "pads": np.array([0, 0, 2, 0, 1, 1])}
+    check_with_onnxruntime(node_model("Pad", values, ["Y"], {"mode": "wrap"}, ("pads",), opset=18), values)
+
+
 @pytest.mark.parametrize(
     ("shape", "size"), [((2, 7, 3, 5), 4), ((2, 7, 3, 5), 3), ((1, 3, 1, 31), 6), ((3, 3, 2, 1), 1), ((0, 7, 3, 5), 2)]
 )

@@ -212,6 +212,8 @@ class Pad(Converter):
     @staticmethod
     def _pad(version: int, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         value, rest = inputs[2], inputs[3:]
+        if node.text("mode", "constant") == "wrap":
+            version = 19  # PyTorch writes it in operator sets before that, and onnxruntime takes it
         if node.array(inputs[1]) is None:
             return Pad._computed(node, bb, inputs)
 
