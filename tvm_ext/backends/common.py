@@ -45,6 +45,7 @@ from tvm_ext.passes.indexing import INDEXING_LEGALIZATIONS
 from tvm_ext.passes.inputs_kept import foreign_kernels
 from tvm_ext.passes.keep_returned import keep_returned
 from tvm_ext.passes.limit_recomputation import limit_recomputation
+from tvm_ext.passes.local_functions import lift_local_functions
 from tvm_ext.passes.matched_extents import matched_extents
 from tvm_ext.passes.named_extents import named_extents
 from tvm_ext.passes.one_form import one_form
@@ -93,6 +94,7 @@ def inference_form(
     # Before constants are folded: that would turn quantised weights into floats.
     quantized = [] if integers is None else [decompose_attention(), *integers, relax.transform.DeadCodeElimination()]
     return [
+        lift_local_functions(),
         outline_branches(),
         asserted_extents(),
         relax.transform.CanonicalizeBindings(),
