@@ -214,6 +214,8 @@ def inline_behind(schedule: Schedule, block: SBlockRV) -> list[SBlockRV]:
         # One that repeats what it reads, as a broadcast does, is no place to compute it in.
         if len(consumers) != 1 or repeats(schedule, consumers[0], block):
             return consumers
+        if _goes_beyond(schedule, consumers[0], block):
+            return consumers
         # Of the bounds of a padded result TVM keeps one for each axis of the reader: rows that lie one behind the
         # other in it would be written with their padding, over the next one.
         if _is_bounded(schedule, block) and _joins_axes(schedule, consumers[0], block):
@@ -240,6 +242,24 @@ def repeats(schedule: Schedule, reader: SBlockRV, block: SBlockRV) -> bool:
             sizes = [analyzer.const_int_bound(item.extent).max_value for item in region.region]
             places = prod(bound.max_value - bound.min_value + size for bound, size in zip(bounds, sizes, strict=True))
             if places < points:
+                return True
+    return False
+
+
+def _goes_beyond(schedule: Schedule, reader: SBlockRV, block: SBlockRV) -> bool:
+    """Whether an axis of a reader may be longer than that of the result it goes along, as behind padding at its end.
+
+    TVM sees that of known extents, and takes open ones for the same.
+    """
+    body, result = schedule.get(reader), schedule.get(block).writes[0].source
+    extents = {axis.var: axis.dom.extent for axis in body.iter_vars}
+    for region in body.reads:
+        if not region.source.same_as(result):
+            continue
+        for item, extent in zip(region.region, result.shape, strict=True):
+            places = [variable for variable in _free(item.min) if variable in extents]
+            along = isinstance(item.min, tvm.ir.Var | prim.Add | prim.Sub) and len(places) == 1
+            if along and not tvm.sym.Analyzer().can_prove(extents[places[0]] <= extent):
                 return True
     return False
 

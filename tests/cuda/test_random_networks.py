@@ -73,6 +73,7 @@ def arch_of(seed: int) -> str:
         ("images", 40, True),  # indices of open extents that are multiples of an expression
         ("images", 1035, True),  # a mean over open extents between kernels, by mapping types
         ("images", 225, True),  # a schedule that cannot be lowered
+        ("images", 1060, True),  # padding at the end of an open axis
         ("sequences", 83, True),
         ("sequences", 58, True),
     ],
