@@ -34,6 +34,18 @@ def commit(folder: Path, mod: tvm.IRModule, *seconds: float) -> None:
     database.commit_tuning_record(ms.database.TuningRecord(schedule.trace, workload, seconds, target, arguments))
 
 
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf")])
+def test_times_that_are_none_are_failures_that_tvm_can_read(seconds: float, tmp_path: Path) -> None:
+    """As a caller's own runner may give them: TVM refuses a folder with such a number."""
+    commit(tmp_path, matmul(8), 1.0, seconds)
+    commit(tmp_path, matmul(8), 2.0)
+    stock = ms.database.JSONDatabase(work_dir=str(tmp_path))
+    for database in (stock, open_database(tmp_path)):
+        assert len(database) == 2
+        (best,) = database.get_top_k(database.commit_workload(matmul(8)), 2)
+        assert [float(second) for second in best.run_secs] == [2.0]
+
+
 def test_databases_are_counted_by_kernel(tmp_path: Path) -> None:
     first, second = matmul(8), matmul(16)
     commit(tmp_path, first, 3.0, 1.0, 2.0)

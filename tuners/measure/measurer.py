@@ -20,6 +20,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm_ext.errors import OptionError, TvmExtError
 from tvm_ext.relax_utils import plain
 from tvm_ext.system.threads import physical_cores
+from tvm_ext.system.threads import threads as kernel_threads
 from tvm_ext.tuners.measure.pool import Fault, Worker, WorkerServer
 from tvm_ext.tuners.measure.worker import Timing
 
@@ -76,7 +77,8 @@ class Measurer:
     workers : int, optional
         Worker processes; the physical cores by default.
     threads : int, optional
-        Threads of a kernel that runs in parallel; the physical cores by default. With one, kernels stay on one core.
+        Threads of a kernel that runs in parallel; by default as many as compiled models have here (``TVM_NUM_THREADS``,
+        or the physical cores). With one, kernels stay on one core.
     timing : Timing, optional
     build_timeout, run_timeout : float
         Seconds after which a candidate is given up.
@@ -118,7 +120,7 @@ class Measurer:
                 raise OptionError(f"{name} of a measurer is {value!r}; expected a positive number")
         self.timing = timing or Timing()
         self.build_timeout, self.run_timeout = build_timeout, run_timeout
-        self.threads = threads or physical_cores()
+        self.threads = threads or kernel_threads()
         environment = {"TVM_NUM_THREADS": str(self.threads)}
         self._server = WorkerServer(memory_bytes, environment)
         self._workers = [Worker(self._server) for _ in range(workers or physical_cores())]

@@ -94,7 +94,11 @@ NOISY = 0.05
 )
 @click.option("--batch", type=click.IntRange(min=1), default=16, show_default=True, help="Measurements at a time.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the search.")
-@click.option("--threads", type=click.IntRange(min=1), help="Threads of the kernels. [default: physical cores]")
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Threads of the kernels. [default: TVM_NUM_THREADS, or physical cores]",
+)
 @click.option(
     "--compare",
     type=click.Path(path_type=Path),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,10 @@ from tvm_ext.errors import OutputError, TuningError
 
 FAILED_SECONDS = 1e9
 """Times above mark candidates that could not be measured."""
+
+
+FAILED_MARK = 1e10
+"""The time that TVM's own functions note of a candidate that failed."""
 
 
 def spelt(value: object) -> str:
@@ -44,6 +49,8 @@ def record_json(record: TuningRecord) -> list[Any]:
     except TypeError:
         bare = TuningRecord(Trace([], {}), record.workload, record.run_secs, record.target, record.args_info)
         found = [record.trace.as_json(), *bare.as_json()[1:]]
+    if found[1] is not None and not all(map(math.isfinite, _plain(list(found[1])))):
+        found[1] = [FAILED_MARK]  # a runner of the caller's may say so, and TVM reads no such number
     return found
 
 

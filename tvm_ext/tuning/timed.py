@@ -29,7 +29,7 @@ from tvm_ext.options import PipelineOptions
 from tvm_ext.schedules.rule import tunable_schedule
 from tvm_ext.system.compile_lock import one_compilation
 from tvm_ext.system.tensor_intrinsics import only_tensor_intrinsics
-from tvm_ext.system.threads import physical_cores
+from tvm_ext.system.threads import threads
 from tvm_ext.tuners.measure.measurer import Measurer, arguments_of, device_of
 from tvm_ext.tuners.metaschedule.builder import builder_and_runner
 from tvm_ext.tuners.metaschedule.results import median_seconds
@@ -120,7 +120,7 @@ class TimedSearch(Search):
         return left_alone(folder, self._tasks[0].network, self._count(self._measurer))
 
     def _count(self, measurer: Measurer | None) -> int:
-        return measurer.threads if measurer is not None and self._here else physical_cores()
+        return measurer.threads if measurer is not None and self._here else threads()
 
     def is_pending(self, trials: int) -> bool:
         """Whether trials are left, or a killed run left records that nobody compared with what there is without."""

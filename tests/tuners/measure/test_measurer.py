@@ -64,6 +64,15 @@ def test_limits_have_to_be_positive(option: str) -> None:
             Measurer(**{option: value})
 
 
+def test_kernels_have_the_threads_that_models_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count in (1, 3):
+        monkeypatch.setenv("TVM_NUM_THREADS", str(count))
+        with Measurer(workers=1) as made:
+            assert made.threads == count
+        with Measurer(workers=1, threads=2) as made:
+            assert made.threads == 2
+
+
 def test_equal_kernels_are_measured_once(measurer: Measurer) -> None:
     before = measurer.counts.run
     rows = measure(measurer, [_module(2.0), _module(3.0), _module(2.0)], native_target())
