@@ -13,7 +13,7 @@ from tvm.s_tir import ScheduleError
 from tvm.s_tir import dlight as dl
 from tvm.script import relax as R
 
-from scripts.cuda.emulate import drawn, reference
+from scripts.cuda.emulate import with_results
 from scripts.cuda.kernels import Kernel, kernels_of, model_kernels, operator_modules, target_of
 from scripts.cuda.pack import Case, program
 from tests.zoo import get
@@ -200,11 +200,9 @@ def _single(name: str, kind: str, about: dict[str, Any], kernel: Kernel, predict
 
 
 def _checked(name: str, kernel: Kernel) -> Case:
-    assert kernel.before is not None
-    arrays = drawn(kernel.before)
-    expected = reference(kernel.before, arrays)
+    arrays, expected = with_results(kernel)
     changed = [i for i, (a, b) in enumerate(zip(arrays, expected, strict=True)) if not np.array_equal(a, b)]
-    tensors = [(tuple(int(size) for size in param.shape), str(param.dtype)) for param in kernel.before.params]
+    tensors = [(tuple(int(size) for size in param.shape), str(param.dtype)) for param in kernel.scheduled.params]
     return Case(
         name, "check", {}, {kernel.name: kernel.scheduled}, [(kernel.name, range(len(tensors)))], tensors,
         dict(enumerate(arrays)), {i: expected[i] for i in changed},

@@ -20,6 +20,7 @@ from tvm import tirx
 from scripts.cuda.kernels import TINY, Kernel, kernels_of, model_kernels, operator_modules, target_of
 from tvm_ext.backends.cuda.emulator.emulate import Emulator
 from tvm_ext.backends.cuda.emulator.memory import numpy_type
+from tvm_ext.backends.cuda.second_results import FIRST_RESULT
 from tvm_ext.errors import first_line
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 
@@ -79,14 +80,24 @@ def reference(func: tirx.PrimFunc, arrays: list[NDArray[Any]]) -> list[NDArray[A
     return [tensor.numpy() for tensor in tensors]
 
 
+def with_results(kernel: Kernel) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    """Draw all arguments of a scheduled kernel, and give them as the kernel before its schedule leaves them."""
+    assert kernel.before is not None
+    arrays = drawn(kernel.before)
+    expected = reference(kernel.before, arrays)
+    if FIRST_RESULT in (kernel.scheduled.attrs or {}):
+        converted = expected[-1].astype(numpy_type(str(kernel.scheduled.params[-1].dtype)))
+        arrays, expected = [*arrays, np.zeros_like(converted)], [*expected, converted]
+    return arrays, expected
+
+
 def compare(kernel: Kernel, target: tvm.target.Target) -> tuple[str, int]:
     """Run a kernel both ways; gives why it does not agree (``""`` if it does), and the ways of its bank conflicts."""
     if kernel.before is None:
         return "there is no kernel of this name before the schedules", 1
-    arrays = drawn(kernel.before)
-    expected = reference(kernel.before, arrays)
+    arrays, expected = with_results(kernel)
     run = Emulator(kernel.scheduled, target)(arrays)
-    for param, got, wanted in zip(kernel.before.params, run.arrays, expected, strict=True):
+    for param, got, wanted in zip(kernel.scheduled.params, run.arrays, expected, strict=True):
         if got.dtype.kind in "iub":
             wrong = int(np.count_nonzero(got != wanted))
             if wrong:

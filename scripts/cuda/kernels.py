@@ -13,6 +13,7 @@ from tvm.script import relax as R
 
 from tests.zoo import get
 from tests.zoo.quantized import quantized
+from tvm_ext.backends.cuda.second_results import FIRST_RESULT
 from tvm_ext.compiler import lower
 from tvm_ext.frontend import import_model
 from tvm_ext.phases import Phase
@@ -27,7 +28,7 @@ AWKWARD = (1, 3, 7, 17, 33, 127, 129)
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel before and after its schedule."""
+    """A kernel before and after its schedule, behind which it may have got a second result: the last, converted."""
 
     model: str
     name: str
@@ -52,7 +53,7 @@ def kernels_of(model: str, mod: tvm.IRModule, target: tvm.target.Target, **optio
     found = []
     for variable, func in modules["schedule"].functions_items():
         if isinstance(func, tirx.PrimFunc):
-            original = before.get(variable.name_hint)
+            original = before.get(str((func.attrs or {}).get(FIRST_RESULT, variable.name_hint)))
             found.append(Kernel(model, variable.name_hint, original, func))
     return found
 

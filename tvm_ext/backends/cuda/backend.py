@@ -27,6 +27,7 @@ from tvm_ext.backends.cuda.own_locals import own_locals
 from tvm_ext.backends.cuda.resources import resource_table
 from tvm_ext.backends.cuda.scans import scans
 from tvm_ext.backends.cuda.scatters import scatters
+from tvm_ext.backends.cuda.second_results import second_results
 from tvm_ext.backends.cuda.split_groups import split_groups
 from tvm_ext.backends.cuda.target import check_precision, complete_cuda
 from tvm_ext.backends.cuda.validity import kernel_fault
@@ -124,6 +125,7 @@ def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOpti
         within_limits(default_schedules(), lowers=True),
         # What a rule of TVM's made too large, or such as TVM cannot lower, gets the plainest schedule there is.
         dlight.ApplyDefaultSchedule(dlight.gpu.Fallback()),
+        second_results(),
         own_locals(),
         protect_cancellations(),
         literal_bits(),
