@@ -55,8 +55,7 @@ MODELS: dict[str, tuple[tuple[int, ...], str, dict[str, np.ndarray]]] = {
 }
 
 
-@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("dynamic", "precision"), [(False, "float16"), (True, "bfloat16")])
 @pytest.mark.parametrize("name", MODELS)
 def test_values(name: str, dynamic: bool, precision: str) -> None:
     shape, body, constants = MODELS[name]
