@@ -85,8 +85,8 @@ class EmulatedModel:
                 arrays[place] = np.full_like(arrays[place], np.frombuffer(b"\xff" * 8, arrays[place].dtype)[0])
             done = emulators[0](arrays)
             self.faults.extend(f"{name}: {fault}" for fault in done.report.faults)
-            for part, before, after in zip(flat, arrays, done.arrays, strict=True):
-                if not isinstance(part, int | float) and before.tobytes() != after.tobytes():
+            for place, (part, before, after) in enumerate(zip(flat, arrays, done.arrays, strict=True)):
+                if place in results or (not isinstance(part, int | float) and before.tobytes() != after.tobytes()):
                     part.copyfrom(after)
 
         return run
