@@ -284,7 +284,8 @@ class Tuner:
         """Give what predicts the scores of vectors, with the bias that validity adds."""
         score = scorer_of(self.cost_model, self.space)
         biased = self.validity is not None and self.validity_bonus is not None
-        if self.space.size <= TABULATED:
+        # Not where a model schedules each configuration that it looks at: that takes milliseconds.
+        if self.space.size <= TABULATED and not getattr(self.cost_model, "looks", False):
             self._table = self._table or ScoreTable(self.space)
             score = self._table.scorer(score, self.validity if biased else None)
         if self.validity is None or self.validity_bonus is None:

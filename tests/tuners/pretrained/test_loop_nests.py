@@ -109,6 +109,25 @@ def test_a_tuner_finds_the_best_with_it_even_where_nothing_was_trained() -> None
     assert tuner.best.vector[0] == 11
 
 
+def test_a_tuner_looks_at_few_configurations_of_a_space_that_it_could_tabulate() -> None:
+    """Each is scheduled, which takes milliseconds: tens of minutes for all of a space."""
+    space = ConfigSpace([Knob(name, tuple(range(20))) for name in "abc"])
+    tuner = recipe("evolution_loops").tuner(space, 0)
+    assert isinstance(tuner.cost_model, LoopNestModel)
+    seen: set[Vector] = set()
+
+    def described_once(vector: Vector) -> np.ndarray | None:
+        assert vector not in seen
+        seen.add(vector)
+        return described(vector)
+
+    tuner.cost_model.look_at(described_once)
+    for _ in range(3):
+        vectors = tuner.suggest(16)
+        tuner.update(Measurement(vector, 1 / float(speeds(np.array([vector]))[0])) for vector in vectors)
+    assert len(seen) < space.size / 4
+
+
 @pytest.mark.parametrize("name", ["convolution_48_192_13_1", "product_17_256_256"])
 def test_what_ships_orders_what_it_was_trained_on(name: str) -> None:
     """The features are those of training: another TVM, or another order of them, would end it."""
