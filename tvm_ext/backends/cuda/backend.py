@@ -16,6 +16,7 @@ from tvm_ext.backends.cuda.attention import attention_kernels
 from tvm_ext.backends.cuda.bounds_apart import bounds_apart
 from tvm_ext.backends.cuda.channels_last import channels_last
 from tvm_ext.backends.cuda.empty_launches import no_empty_launches
+from tvm_ext.backends.cuda.fusible_gathers import fusible_gathers
 from tvm_ext.backends.cuda.here import check_gpu
 from tvm_ext.backends.cuda.host_operators import host_operators
 from tvm_ext.backends.cuda.joined_projections import joined_projections
@@ -100,7 +101,8 @@ def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOption
 
 
 def _legalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
-    return [*common.legalize(backend, target, options), host_operators(), bounded_indices()]
+    gathers = [fusible_gathers()] if options.fuse == "stock" else []
+    return [*common.legalize(backend, target, options), host_operators(), bounded_indices(), *gathers]
 
 
 def _fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
