@@ -10,6 +10,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.prim import expr as prim
 
+from tvm_ext.schedules.simd.known_loads import KnownLoads
 from tvm_ext.schedules.simd.vector import broadcast, element_type, lanes_of, operation
 
 
@@ -62,6 +63,7 @@ class Lanes:
         self.mask: Any = None if whole else self._ramp(tirx.const(0, self._integer)) < broadcast(limit, lanes)
         self._conditional = False
         self._nested = 0
+        self._loads = KnownLoads()
         self._active = active if isinstance(active, int) else 0
 
     def linear(self, index: Any) -> tuple[Any, int] | None:

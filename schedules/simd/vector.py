@@ -112,3 +112,16 @@ class Bindings:
         for variable, value in reversed(self._bound):
             body = prim.Let(variable, value, body)
         return body
+
+
+def cast(element: str, value: Any) -> Any:
+    """Convert a value; a vector of truth values by choosing between one and zero.
+
+    TVM names what comes twice in a kernel, and then asks for the bounds of what it names. It fails on a conversion of
+    truth values, whose bounds it takes for scalars.
+    """
+    lanes = lanes_of(value)
+    if lanes == 1 or element_type(value) != "bool" or element == "bool":
+        return prim.Cast(wide_type(element, lanes), value)
+    one, zero = (broadcast(tirx.const(number, element), lanes) for number in (1, 0))
+    return prim.Select(value, one, zero)

@@ -15,7 +15,16 @@ from tvm_ext.schedules.simd.lanes import Lanes, holds_load
 from tvm_ext.schedules.simd.scratch import Scratch
 from tvm_ext.schedules.simd.stream import stream
 from tvm_ext.schedules.simd.transcendental import calls_by_name
-from tvm_ext.schedules.simd.vector import broadcast, choose, element_type, is_false, lanes_of, operation, wide_type
+from tvm_ext.schedules.simd.vector import (
+    broadcast,
+    cast,
+    choose,
+    element_type,
+    is_false,
+    lanes_of,
+    operation,
+    wide_type,
+)
 
 _BINARY = (
     prim.Add, prim.Sub, prim.Mul, prim.Div, prim.Mod, prim.FloorDiv, prim.FloorMod, prim.Min, prim.Max,
@@ -76,7 +85,7 @@ class Widener(Lanes):
         if kind is prim.Cast:
             with self._exact("float" not in element_type(expression)):
                 value = self.value(expression.value)
-            return _cast(element_type(expression), value)
+            return cast(element_type(expression), value)
         if kind in (prim.Not, prim.BitwiseNot):
             return kind(self.value(expression.a))
         if kind is prim.Select:
@@ -88,7 +97,7 @@ class Widener(Lanes):
             value = self.value(expression.value)
             return prim.Let(self._rename(expression.var, value), value, self.value(expression.body))
         if kind is tvm.ir.TensorLoad:
-            return self._load(expression)
+            return self._loads.once(expression, self._load)
         if kind is tvm.ir.Call:
             with self._exact(operation(expression) in _ROUNDINGS):
                 return self._call(expression)
@@ -354,35 +363,27 @@ class Widener(Lanes):
         return tvm.ir.Call(call.op, args, call.attrs, call.ty_args, ret_ty=wide)
 
     def _choice(self, condition: Any, then: Any, otherwise: Any) -> Any:
-        scalar, vector = self.condition(condition)
+        with self._loads.noted() as loads:
+            scalar, vector = self.condition(condition)
         if is_false(scalar):  # beyond the end of a padded tensor, where nothing may be loaded
             return self.value(otherwise)
         if vector is not None:
-            with self.under(vector):
+            with self._loads.known(loads), self.under(vector):
                 chosen = self.wide(then)
-            with self.under(vector, negate=True):
+            with self._loads.known(loads), self.under(vector, negate=True):
                 other = self.wide(otherwise)
             chosen = choose(vector, chosen, other)
-        else:
+        elif scalar is None:
             chosen = self.value(then)
+        else:
+            with self._loads.known([]):
+                chosen = self.value(then)
         if scalar is None:
             return chosen
-        other = self.value(otherwise)
+        with self._loads.known([]):
+            other = self.value(otherwise)
         lanes = max(lanes_of(chosen), lanes_of(other))
         return tirx.if_then_else(scalar, broadcast(chosen, lanes), broadcast(other, lanes))
-
-
-def _cast(element: str, value: Any) -> Any:
-    """Convert a value; a vector of truth values by choosing between one and zero.
-
-    TVM names what comes twice in a kernel, and then asks for the bounds of what it names. It fails on a conversion of
-    truth values, whose bounds it takes for scalars.
-    """
-    lanes = lanes_of(value)
-    if lanes == 1 or element_type(value) != "bool" or element == "bool":
-        return prim.Cast(wide_type(element, lanes), value)
-    one, zero = (broadcast(tirx.const(number, element), lanes) for number in (1, 0))
-    return prim.Select(value, one, zero)
 
 
 def _conjuncts(condition: Any) -> list[Any]:
