@@ -21,16 +21,18 @@ def emulated(model: Any, dynamic: bool, **options: Any) -> EmulatedModel:
     return EmulatedModel(imported.mod, SM_90, **options)
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16"])
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_embeddings_are_one_kernel(dynamic: bool, precision: str) -> None:
+@pytest.mark.parametrize(
+    ("dynamic", "options"),
+    [(False, {}), (True, {"precision": "float16"}), (False, {"precision": "float16", "fuse": "mapping-type"})],
+)
+def test_embeddings_are_one_kernel(dynamic: bool, options: dict[str, str]) -> None:
     rows = "n" if dynamic else "3"
     model = graph(
         f"g (int64[{rows},7] ids, int64[{rows},7] types) => (float[{rows},7,24] y) "
         "{ a = Gather(words, ids) b = Gather(kinds, types) c = Add(a, b) y = Tanh(c) }",
         words=WORDS, kinds=KINDS,
     )  # fmt: skip
-    found = emulated(model, dynamic, precision=precision)
+    found = emulated(model, dynamic, **options)
     assert list(found.rules.values()) == ["cuda.elementwise"], found.rules
     for count in (1, 3) if dynamic else (3,):
         ids, types = RNG.integers(-37, 37, (count, 7)), RNG.integers(-3, 3, (count, 7))
@@ -39,12 +41,13 @@ def test_embeddings_are_one_kernel(dynamic: bool, precision: str) -> None:
     assert not found.faults
 
 
-def test_what_is_gathered_from_is_computed_before() -> None:
+@pytest.mark.parametrize("fuse", ["stock", "mapping-type"])
+def test_what_is_gathered_from_is_computed_before(fuse: str) -> None:
     """Of a table that is computed each element is, once, however often it is gathered."""
     model = graph(
         "g (float[37,24] x, int64[3,7] ids) => (float[3,7,24] y) { t = Exp(x) a = Gather(t, ids) y = Neg(a) }"
     )
-    found = emulated(model, False)
+    found = emulated(model, False, fuse=fuse)
     assert len(found.rules) > 1
     x, ids = RNG.standard_normal((37, 24)).astype("float32"), RNG.integers(-37, 37, (3, 7))
     np.testing.assert_allclose(found(x, ids)[0], -np.exp(x)[ids], rtol=1e-5)

@@ -101,8 +101,7 @@ def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOption
 
 
 def _legalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
-    gathers = [fusible_gathers()] if options.fuse == "stock" else []
-    return [*common.legalize(backend, target, options), host_operators(), bounded_indices(), *gathers]
+    return [*common.legalize(backend, target, options), host_operators(), bounded_indices(), fusible_gathers()]
 
 
 def _fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
