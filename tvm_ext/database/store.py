@@ -49,7 +49,8 @@ def record_json(record: TuningRecord) -> list[Any]:
     except TypeError:
         bare = TuningRecord(Trace([], {}), record.workload, record.run_secs, record.target, record.args_info)
         found = [record.trace.as_json(), *bare.as_json()[1:]]
-    if found[1] is not None and not all(map(math.isfinite, _plain(list(found[1])))):
+    seconds: Any = [] if found[1] is None else _plain(list(found[1]))
+    if not all(map(math.isfinite, seconds)):
         found[1] = [FAILED_MARK]  # a runner of the caller's may say so, and TVM reads no such number
     return found
 
