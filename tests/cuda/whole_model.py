@@ -120,6 +120,5 @@ class _Calls(PyExprMutator):
         kernel, arguments, *numbers = call.args
         result = call.ty_args[0]
         types = result if isinstance(result, relax.TensorType) else list(result.fields)
-        if not numbers:
-            return relax.op.call_dps_packed(self._names[kernel.name_hint], arguments, types)
-        raise NotImplementedError("numbers behind the results of a kernel")
+        assert not numbers, "no kernel of CUDA takes numbers behind its results"
+        return relax.op.call_dps_packed(self._names[kernel.name_hint], arguments, types)

@@ -11,6 +11,7 @@ from tvm import te, tirx
 
 from tests.schedules.kernels import TARGETS
 from tests.schedules.simd.test_loops import lowered, marked, run
+from tvm_ext.schedules.simd.known_loads import KnownLoads
 
 CASES: dict[str, tuple[Callable[..., Any], Callable[..., np.ndarray]]] = {
     "softplus": (
@@ -61,15 +62,20 @@ def test_no_load_of_a_tail_says_the_condition_again() -> None:
     assert text.count("masked_load") == 3, text
 
 
-def test_what_a_scalar_condition_guards_is_loaded_under_it_only() -> None:
-    """The condition loads ``x[i - 1]`` where i > 0, and the choice does so without that."""
+def test_what_only_some_lanes_or_rounds_load_is_not_known_to_others() -> None:
+    x = tirx.decl_buffer((64,), "float32", "x")
+    first, second = (tirx.BufferLoad(x, [tirx.const(place, "int64")]) for place in (0, 1))
+    loads, widened = KnownLoads(), []
 
-    def value(x: Any, i: Any, j: Any) -> Any:
-        before = tirx.if_then_else(i > 0, x[i - 1, j], tirx.const(0.0, "float32"))
-        return tirx.if_then_else(before > 0, tirx.if_then_else(i > 0, x[i - 1, j], x[i, j]), x[i, j])
+    def widen(load: Any) -> str:
+        widened.append(load)
+        return f"wide {len(widened)}"
 
-    x = np.abs(np.random.default_rng(0).standard_normal((5, 33)).astype("float32"))
-    text = lowered(marked(kernel(value, 33), "chosen", 16)).script()
-    assert "0 < i" in text
-    result = run(lowered(marked(kernel(value, 33), "chosen", 16)), [x], x.shape, "float32", "native")
-    np.testing.assert_allclose(result, np.vstack([x[:1], x[:-1]]))
+    with loads.noted() as made:
+        assert loads.once(first, widen) == "wide 1"
+        with loads.known([]):  # a branch within the condition
+            assert loads.once(second, widen) == "wide 2"
+    with loads.known(made):
+        again = tirx.BufferLoad(x, [tirx.const(0, "int64")])
+        assert [loads.once(again, widen), loads.once(second, widen)] == ["wide 1", "wide 3"]
+    assert loads.once(first, widen) == "wide 4"
