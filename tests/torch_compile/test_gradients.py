@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch import Tensor, nn, randn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from tests.torch_compile.eager import LENIENT, assert_same, compiled
@@ -150,3 +151,16 @@ def test_gradients_that_are_switched_on_inside() -> None:
     x = randn(4, 5)
     with torch.no_grad():
         assert_same(compiled(gradient, LENIENT)(x), gradient(x), **CLOSE)
+
+
+def test_derivatives_computed_forwards_are_those_of_torch() -> None:
+    """They were lost, without a word, where the caller makes the dual numbers."""
+    net, x = nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Linear(8, 3)), randn(4, 5)
+    run = compiled(net)
+    with torch.no_grad():
+        assert_same(run(x), net(x), **CLOSE)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, randn(4, 5))
+            found, expected = (forward_ad.unpack_dual(function(dual)) for function in (run, net))
+        assert_same(found.primal, expected.primal, **CLOSE)
+        assert_same(found.tangent, expected.tangent, **CLOSE)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.fx import GraphModule
 
 from tvm_ext.artifact.compiled_model import CompiledModel
@@ -84,7 +85,7 @@ class CompiledGraph:
         """Compute the outputs; the list of arguments is empty afterwards."""
         given = list(arguments)
         arguments.clear()  # what is not needed any more may go while this runs
-        if self._left_to_torch:
+        if self._left_to_torch or _have_tangents(given):
             return self._in_torch(given)
         try:
             results = self._compiled_for(given).run(given)
@@ -177,6 +178,13 @@ class _Compiled:
         given = [_given(argument, arguments[argument.index], self._model.any_element) for argument in self._arguments]
         results = self._model.run_tensors(given)
         return [to_torch(result, shares) for result, shares in zip(results, self._model.shared_results, strict=True)]
+
+
+def _have_tangents(arguments: Sequence[Any]) -> bool:
+    """Say whether derivatives are computed forwards, beside the values: compiled code would lose them."""
+    return forward_ad._current_level >= 0 and any(
+        isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None for value in arguments
+    )
 
 
 def _given(argument: Argument, value: Any, any_element: bool) -> Any:
