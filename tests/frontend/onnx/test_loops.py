@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import tvm
 from tvm import relax
 
 import tvm_ext
@@ -124,6 +125,31 @@ def test_iterations_that_depend_on_values(limit: str) -> None:
             "begin": np.asarray(begin),
         }
         check_compiled(compiled, model, inputs)
+
+
+@pytest.mark.parametrize("limit", ["", "hundred"])
+def test_every_number_of_iterations(limit: str) -> None:
+    model = graph(
+        WHILE.replace("LIMIT", limit), half=np.asarray(0.9, "float32"), most=np.asarray(100), hundred=np.asarray(100)
+    )
+    compiled = tvm_ext.compile(model, TARGET)
+    for trips in range(1, 70):
+        inputs = {"x": np.asarray([3, 4, 5], "float32"), "begin": np.asarray(True)}
+        inputs["bound"] = np.asarray(12 * 0.9 ** (trips - 0.5), "float32")
+        assert check_compiled(compiled, model, inputs)[1] == trips
+
+
+def test_few_iterations_do_not_return_through_functions_for_many() -> None:
+    model = graph(
+        WHILE.replace("LIMIT", ""), half=np.asarray(0.9, "float32"), most=np.asarray(100), begin=np.asarray(True)
+    )
+    compiled = tvm_ext.compile(model, TARGET)
+    instructions = []
+    machine = relax.VirtualMachine(compiled.executable, tvm.cpu())
+    machine.set_instrument(lambda _function, name, before, _result, *_arguments: instructions.append(name))
+    bound = np.asarray(12 * 0.9**4.5, "float32")
+    machine["main"](*map(tvm.runtime.tensor, [np.asarray([3, 4, 5], "float32"), bound]))
+    assert sum(name.startswith("vm.builtin.read_if_cond") for name in instructions) <= 2 * 9
 
 
 def test_many_iterations_of_an_unbounded_loop() -> None:

@@ -1,8 +1,12 @@
 """Loops that a condition may end, as Relax functions.
 
 They are put together as those of :mod:`tvm_ext.frontend.relax.loop_functions`, but that the second of two calls is made
-only if the condition still holds. Without a bound on the number of iterations the largest of these functions calls
-itself as long as the condition holds. A stack is filled up to its largest size, and cut at the end.
+only if the condition still holds: ``twice(s) = once(once(s))`` or ``once(s)``, ``four(s) = twice(twice(s))`` or
+``twice(s)``. Without a bound on the number of iterations the largest of these functions calls itself as long as the
+condition holds. A stack is filled up to its largest size, and cut at the end.
+
+A loop of few iterations would return through all functions for many. One without stacks therefore begins with the small
+ones: one iteration, then up to four, then up to sixteen, and so on.
 """
 
 from __future__ import annotations
@@ -46,11 +50,13 @@ def repeat_while(
         What is carried out of the last iteration, then the stacks, whose first axis is only known at run time.
     """
     exponent = LONGEST_UNBOUNDED if most is None else max(0, most - 1).bit_length()
-    largest = step.function
+    powers = [step.function]
     for number in range(1, exponent + 1):
-        largest = _doubled_while(builder, f"{name}_{number}", step, largest, 1 << (number - 1))
-    if most is None:
-        largest = _endless(builder, f"{name}_endless", step, largest)
+        powers.append(_in_turn(builder, f"{name}_{number}", step, powers[-1], powers[-1], 1 << (number - 1)))
+    largest = powers[-1] if most is not None else _endless(builder, f"{name}_endless", step, powers[-1])
+    if not step.rows:
+        for number in reversed(range(0, exponent, 2)):
+            largest = _in_turn(builder, f"{name}_from_{number}", step, powers[number], largest, 0)
     start = _guarded(builder, f"{name}_start", step, largest, 1 << exponent)
     results = builder.emit(relax.Call(start, [condition, *carried, *captured]))
     first, row = step.results
@@ -58,27 +64,29 @@ def repeat_while(
     return [*fields[first:row], *(_cut(builder, stack, fields[0]) for stack in fields[row:])]
 
 
-def _doubled_while(builder: relax.BlockBuilder, name: str, step: Step, half: Any, rows: int) -> Any:
-    """Add the function that calls another one, and once more if the condition still holds."""
+def _in_turn(builder: relax.BlockBuilder, name: str, step: Step, first: Any, second: Any, rows: int) -> Any:
+    """Add the function that calls one, and then another one, of so many rows, if the condition still holds."""
     counter, carried, captured = parameters_of(step)
 
     def build() -> list[Any]:
-        results = builder.emit(relax.Call(half, [counter, *carried, *captured]))
+        results = builder.emit(relax.Call(first, [counter, *carried, *captured]))
         return chosen(
             builder,
             builder.emit(relax.TupleGetItem(results, 1)),
-            lambda: _continued(builder, step, half, results, captured),
+            lambda: _continued(builder, step, second, results, captured),
             lambda: _stopped(builder, step, results, rows),
         )
 
     return add_function(builder, name, [counter, *carried, *captured], build)
 
 
-def _continued(builder: relax.BlockBuilder, step: Step, half: Any, results: Any, captured: Sequence[Any]) -> list[Any]:
+def _continued(
+    builder: relax.BlockBuilder, step: Step, second: Any, results: Any, captured: Sequence[Any]
+) -> list[Any]:
     """Make the second call."""
     first, row = step.results
     before = [builder.emit(relax.TupleGetItem(results, index)) for index in range(row + len(step.rows))]
-    again = builder.emit(relax.Call(half, [before[0], *before[first:row], *captured]))
+    again = builder.emit(relax.Call(second, [before[0], *before[first:row], *captured]))
     after = [builder.emit(relax.TupleGetItem(again, index)) for index in range(row + len(step.rows))]
     stacks = [joined(builder, list(pair)) for pair in zip(before[row:], after[row:], strict=True)]
     return [*after[:row], *stacks]
@@ -97,21 +105,10 @@ def _stopped(builder: relax.BlockBuilder, step: Step, results: Any, rows: int) -
 
 def _endless(builder: relax.BlockBuilder, name: str, step: Step, body: Any) -> Any:
     """Add the function that calls another one, and then itself if the condition still holds."""
-    counter, carried, captured = parameters_of(step)
     # It is declared with the body of the other one, whose type it has, before it can name itself. The attribute keeps
     # the builder from taking the two for one function.
     itself = builder.add_func(builder.get()[body].with_attr("tvm_ext.declared", name), name)
-
-    def build() -> list[Any]:
-        results = builder.emit(relax.Call(body, [counter, *carried, *captured]))
-        return chosen(
-            builder,
-            builder.emit(relax.TupleGetItem(results, 1)),
-            lambda: _continued(builder, step, itself, results, captured),
-            lambda: _stopped(builder, step, results, 0),
-        )
-
-    made = add_function(builder, f"{name}_body", [counter, *carried, *captured], build)
+    made = _in_turn(builder, f"{name}_body", step, body, itself, 0)
     builder.update_func(itself, builder.get()[made])
     return itself
 
