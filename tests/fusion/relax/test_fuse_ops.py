@@ -90,3 +90,25 @@ def test_what_reads_few_tensors_stays_whole() -> None:
     fused = fuse_ops()(mod)
     tvm.ir.assert_structural_equal(fused, relax.transform.FuseOps()(mod))
     assert sum("Primitive" in (func.attrs or {}) for _, func in fused.functions_items()) == 1
+
+
+@pytest.mark.parametrize("fuse", ["stock", "mapping-type"])
+def test_tensor_that_a_cast_reads_beside_a_kernel(fuse: str) -> None:
+    rows, columns = tvm.tirx.Var("n", "int64"), tvm.tirx.Var("m", "int64")
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((rows, 6), "float32"))
+    y = relax.Var("y", relax.TensorType((columns, 6), "float32"))
+    with builder.function("main", [x, y]):
+        with builder.dataflow():
+            both = builder.emit(relax.op.nn.relu(x))
+            alike = builder.match_cast(both, relax.TensorType((columns, 6), "float32"))
+            sums = builder.emit(relax.op.sum(relax.op.multiply(alike, y), axis=1, keepdims=True))
+            plain = builder.match_cast(sums, relax.TensorType((rows, 1), "float32"))
+            result = builder.emit_output(relax.op.add(both, plain))
+        builder.emit_func_output(result)
+    compiled = tvm_ext.compile(builder.get(), fuse=fuse)
+    random = np.random.default_rng(0)
+    first, second = (random.standard_normal((5, 6)).astype("float32") for _ in range(2))
+    (given,) = compiled.run({"x": first, "y": second}).values()
+    relu = np.maximum(first, 0)
+    np.testing.assert_allclose(given, relu + (relu * second).sum(1, keepdims=True), rtol=1e-5, atol=1e-5)
