@@ -78,3 +78,33 @@ def test_results_stay_as_they_are() -> None:
         y, z = machine["main"](tvm.runtime.tensor(x))
         np.testing.assert_array_equal(y.numpy(), x + 1)
         np.testing.assert_array_equal(z.numpy(), (x + 1) ** 2)
+
+
+@I.ir_module
+class Nested:
+    @R.function
+    def main(
+        p: R.Tuple(R.Tensor(("n", 3), "float32"), R.Tensor(("n", 3), "float32")), q: R.Tensor(("n", 3), "float32")
+    ):
+        with R.dataflow():
+            first, second = p[0], p[1]
+            result = (R.add(first, q), (second, (R.nn.relu(first), p), R.multiply(second, q)))
+            R.output(result)
+        return result
+
+
+def test_tuples_inside_of_what_is_returned() -> None:
+    """A field of a field was left without what it is a field of."""
+    target = tvm.target.Target("llvm")
+    with target:
+        lowered = relax.get_pipeline("tvm_ext")(Nested)
+    text = lowered["main"].script()
+    assert "kill_object(alloc" not in text
+    tvm.ir.assert_structural_equal(keep_returned()(lowered), lowered)
+    for module in (Nested, lowered):
+        machine = relax.VirtualMachine(tvm.compile(module, target, relax_pipeline="tvm_ext"), tvm.cpu())
+        first, second, q = (np.full((2, 3), number, "float32") for number in (-1, 2, 3))
+        given = [tvm.runtime.tensor(array) for array in (first, second, q)]
+        total, (kept, (positive, pair), product) = machine["main"](given[:2], given[2])
+        for found, expected in ((total, 2), (kept, 2), (positive, 0), (pair[0], -1), (pair[1], 2), (product, 6)):
+            np.testing.assert_array_equal(found.numpy(), np.full((2, 3), expected, "float32"))

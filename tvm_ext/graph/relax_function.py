@@ -234,7 +234,8 @@ class FunctionReader:
         operands = self._table.operands(call.args)
         is_view = op in _VIEWS and bound.is_local
         value = self._table.define(bound.name, bound.type, alias=_first(operands) if is_view else None)
-        if op in _ALLOCATES_STORAGE and isinstance(value, str):
+        # In a module that was lowered already, an open size is in a variable.
+        if op in _ALLOCATES_STORAGE and isinstance(value, str) and isinstance(call.args[0], relax.ShapeExpr):
             size = product(self._table.size(extent) for extent in call.args[0].values)
             self._table.tensors[value] = Tensor(value, (size,), "uint8", size)
         attributes = plain_attributes(call.attrs)

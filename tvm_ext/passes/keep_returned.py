@@ -8,6 +8,7 @@ a module with the pipeline it is given, and again when it builds it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import tvm
@@ -42,24 +43,36 @@ def _kept(function: relax.Function) -> relax.Function:
         binding.var: binding.value
         for block in function.body.blocks
         for binding in block.bindings
-        if binding.var == function.body.body and isinstance(binding.value, relax.Tuple)
+        if isinstance(binding.value, relax.Tuple)
     }
-    if not tuples:
+    if function.body.body not in tuples:
         return function
-    fields = {field for value in tuples.values() for field in value.fields}
-    known: dict[Any, Any] = {}
+    returned = _parts(function.body.body, tuples)
+    fields: dict[Any, Any] = {}
     blocks = []
     for block in function.body.blocks:
         bindings = []
         for binding in block.bindings:
             value = binding.value
-            if isinstance(value, relax.TupleGetItem) and value.tuple_value in tuples:
-                known[binding.var] = tuples[value.tuple_value].fields[value.index]
-            elif not _ends_one_of(fields, value):
-                bindings.append(_reading(binding, known))
+            if isinstance(value, relax.TupleGetItem):
+                whole = fields.get(value.tuple_value, value.tuple_value)
+                made = tuples.get(whole, whole) if whole in returned else None
+                if isinstance(made, relax.Tuple):
+                    fields[binding.var] = made.fields[value.index]
+                else:
+                    bindings.append(relax.VarBinding(binding.var, relax.TupleGetItem(whole, value.index)))
+            elif not _ends_one_of(returned, value):
+                bindings.append(_reading(binding, fields))
         blocks.append(relax.BindingBlock(bindings))
     body = relax.SeqExpr(blocks, function.body.body)
     return relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span)
+
+
+def _parts(value: Any, tuples: Mapping[Any, relax.Tuple]) -> set[Any]:
+    """Collect what a value consists of, tuples inside tuples included, and the value."""
+    whole = tuples.get(value, value)
+    fields = whole.fields if isinstance(whole, relax.Tuple) else ()
+    return {value}.union(*(_parts(field, tuples) for field in fields))
 
 
 def _ends_one_of(variables: set[Any], value: Any) -> bool:
@@ -67,10 +80,10 @@ def _ends_one_of(variables: set[Any], value: Any) -> bool:
     return ends and value.args[0] in variables
 
 
-def _reading(binding: relax.VarBinding, known: dict[Any, Any]) -> relax.VarBinding:
+def _reading(binding: relax.VarBinding, fields: Mapping[Any, Any]) -> relax.VarBinding:
     """Let the call of a binding read variables instead of fields of a tuple."""
     call = binding.value
-    if not isinstance(call, relax.Call) or not any(argument in known for argument in call.args):
+    if not isinstance(call, relax.Call) or not any(argument in fields for argument in call.args):
         return binding
-    arguments = [known.get(argument, argument) for argument in call.args]
+    arguments = [fields.get(argument, argument) for argument in call.args]
     return relax.VarBinding(binding.var, relax.Call(call.op, arguments, call.attrs, call.ty_args, call.span))
