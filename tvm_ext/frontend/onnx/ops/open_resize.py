@@ -144,8 +144,24 @@ def resized(node: Node, bb: relax.BlockBuilder, x: Any, axes: dict[int, OpenAxis
         second = bb.emit(relax.op.take(x, _inside(bb, second, item), axis))
         rest = bb.emit(relax.op.subtract(constant(1.0, dtype_of(x)), share))
         x = bb.emit(relax.op.add(relax.op.multiply(first, rest), relax.op.multiply(second, share)))
-    if dtype_of(x) != dtype and not dtype.startswith("float"):
-        x = bb.emit(relax.op.round(x))
+    return of_type(bb, x, dtype, drops=rule.mode == "linear")
+
+
+def of_type(bb: relax.BlockBuilder, x: Any, dtype: str, drops: bool) -> Any:
+    """Convert interpolated elements to the type of the image, inside of its limits.
+
+    Parameters
+    ----------
+    drops : bool
+        Whether whole numbers are what is left without the fraction, as onnxruntime has it for linear interpolation
+        without antialiasing, and not the nearest ones.
+    """
+    if dtype_of(x) != dtype and np.issubdtype(np.dtype(dtype), np.integer):
+        limits = np.iinfo(dtype)
+        # A sum that is whole but for rounding keeps what it is.
+        exact = relax.op.multiply(x, constant(np.asarray(1 + 2**-21), dtype_of(x)))
+        x = bb.emit(relax.op.trunc(exact) if drops else relax.op.round(x))
+        x = bb.emit(relax.op.clip(x, float(limits.min), float(limits.max)))
     return astype(bb, x, dtype)
 
 

@@ -16,7 +16,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_ext.frontend.onnx.ops.base import Converter, Node, astype, constant, dtype_of, emit
-from tvm_ext.frontend.onnx.ops.open_resize import open_axes, resized
+from tvm_ext.frontend.onnx.ops.open_resize import of_type, open_axes, resized
 
 _STOCK_OPSET = 18
 _STOCK_COORDINATES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
@@ -334,15 +334,8 @@ class Resize(Converter):
         if np.any(outside):
             beyond = constant(node.number("extrapolation_value", 0.0), dtype_of(x))
             x = bb.emit(relax.op.where(constant(outside), beyond, x))
-        if dtype_of(x) != dtype and np.issubdtype(np.dtype(dtype), np.integer):
-            limits = np.iinfo(dtype)
-            if node.text("mode", "nearest") == "linear" and not node.integer("antialias", 0):
-                # onnxruntime drops the fraction; a sum that is whole but for rounding keeps what it is.
-                x = relax.op.trunc(relax.op.multiply(x, constant(np.asarray(1 + 2**-21), dtype_of(x))))
-            else:
-                x = relax.op.round(x)
-            x = bb.emit(relax.op.clip(x, float(limits.min), float(limits.max)))
-        return astype(bb, x, dtype)
+        linear = node.text("mode", "nearest") == "linear"
+        return of_type(bb, x, dtype, drops=linear and not node.integer("antialias", 0))
 
 
 def _is_open(x: Any, inputs: Any) -> bool:
