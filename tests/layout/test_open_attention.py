@@ -126,3 +126,23 @@ def test_products_that_are_no_attention_are_left_alone() -> None:
         builder.emit_func_output(result)
     with resolve_target(None):
         assert [var.name_hint for var in open_attention()(builder.get()).get_global_vars()] == ["main"]
+
+
+def test_one_head_of_one_query() -> None:
+    """Nothing is divided among cores: the loop of tiles has one iteration and is gone where that is decided."""
+    t = tirx.Var("t", "int64")
+    query = relax.Var("q", relax.TensorType([1, 8], "float32"))
+    key = relax.Var("k", relax.TensorType([t, 8], "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [query, key]):
+        with builder.dataflow():
+            scores = builder.emit(relax.op.matmul(query, builder.emit(relax.op.permute_dims(key, [1, 0]))))
+            shares = builder.emit(relax.op.nn.softmax(scores, axis=-1))
+            result = builder.emit_output(relax.op.matmul(shares, key))
+        builder.emit_func_output(result)
+    model = tvm_ext.compile(builder.get())
+    rng = np.random.default_rng(0)
+    for positions in LENGTHS[1:]:
+        given = [rng.standard_normal(shape).astype("float32") for shape in ((1, 8), (positions, 8))]
+        weights = np.exp(given[0] @ given[1].T)
+        np.testing.assert_allclose(model.run(given)["output"], weights / weights.sum() @ given[1], rtol=1e-4, atol=1e-5)

@@ -233,6 +233,8 @@ def serial_when_small() -> tvm.transform.Pass:
         machine = machine_of(target)
         if machine.cores == 1:
             return _replaced(func, lambda node: node.body)
+        # A loop of one iteration is its body by now.
+        func = _replaced(func, lambda node: node if isinstance(node.body, tirx.For) else node.body)
         serial = iter(_serial_loops(func))
         enough = tirx.const(operations_worth_a_fork(machine), "int64")
         return _replaced(func, lambda node: tirx.IfThenElse(node.value < enough, next(serial), node.body))

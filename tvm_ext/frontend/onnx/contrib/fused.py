@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
@@ -17,6 +16,7 @@ from tvm_ext.frontend.onnx.ops.base import (
     dtype_of,
     emit,
     known,
+    softmax_from,
     take_slice,
 )
 from tvm_ext.frontend.onnx.ops.normalization import moments, normalise
@@ -43,7 +43,7 @@ class FusedMatMul(Converter):
 
     @staticmethod
     def _transposed(node: Node, bb: relax.BlockBuilder, value: Any, name: str, matrix: int, batch: int) -> Any:
-        rank = len(node.shape(value, name))
+        rank = len(node.dims(value, name))
         if rank < 2:
             return value
         order = list(range(rank))
@@ -157,8 +157,9 @@ class BiasSplitGelu(Converter):
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the gated half."""
         total = add(bb, inputs[0], inputs[1])
-        shape = node.shape(total, "X")
-        half, axis = shape[-1] // 2, len(shape) - 1
+        shape = node.dims(total, "X")
+        axis = len(shape) - 1
+        half = node.fixed(shape[axis], "X", axis) // 2
         left, right = (take_slice(bb, total, axis, begin, begin + half) for begin in (0, half))
         return relax.op.multiply(left, relax.op.nn.gelu(right))
 
@@ -179,11 +180,8 @@ class BiasSoftmax(Converter):
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the probabilities."""
         data, bias = inputs[0], inputs[1]
-        shape = node.shape(data, "data")
-        axis = node.axis("axis", len(shape), 1)
-        total = add(bb, data, bias)
-        flat = relax.op.reshape(total, (int(np.prod(shape[:axis])), int(np.prod(shape[axis:]))))
-        return relax.op.reshape(relax.op.nn.softmax(flat, 1), shape)
+        axis = node.axis("axis", len(node.dims(data, "data")), 1)
+        return softmax_from(node, bb, add(bb, data, bias), axis)
 
 
 class _SkipNormalization(Converter):
@@ -242,8 +240,11 @@ class EmbedLayerNormalization(Converter):
         words, segments, word_table, position_table, segment_table, gamma, beta, mask, positions = (
             inputs[index] for index in range(9)
         )
-        batch, length = node.shape(words, "input_ids")
-        if positions is None:
+        batch, length = node.dims(words, "input_ids")
+        if positions is None and not isinstance(length, int):
+            places = bb.emit(relax.op.arange(0, length, 1, "int64"))
+            position = bb.emit(relax.op.take(emit(bb, position_table), places, axis=0))
+        elif positions is None:
             position = take_slice(bb, known(node, position_table), 0, 0, length)
         else:
             position = bb.emit(relax.op.take(position_table, positions, axis=0))
@@ -252,7 +253,7 @@ class EmbedLayerNormalization(Converter):
             total = add(bb, total, bb.emit(relax.op.take(segment_table, segments, axis=0)))
         result = bb.emit(normalise(node, total, gamma, beta, node.number("epsilon", 1e-12), centred=True))
         if mask is None:
-            count: Any = constant(np.zeros(batch), "int32")
+            count: Any = relax.op.zeros([batch], "int32")
         else:
             count = astype(bb, bb.emit(relax.op.sum(mask, axis=1)), "int32")
         return node.outputs([result, count, total])
@@ -265,7 +266,7 @@ class GroupNorm(Converter):
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the normalised tensor."""
         x, gamma, beta = inputs[0], inputs[1], inputs[2]
-        rank = len(node.shape(x, "X"))
+        rank = len(node.dims(x, "X"))
         channels_last = node.integer("channels_last", 1)
         axis = rank - 1 if channels_last else 1
         spatial = [index for index in range(1, rank) if index != axis]

@@ -23,6 +23,7 @@ from tvm_ext.frontend.onnx.ops.base import (
     emit,
     known,
     multiply,
+    softmax_from,
     subtract,
 )
 from tvm_ext.frontend.onnx.ops.integer import centred, requantize
@@ -121,9 +122,7 @@ class QLinearSoftmax(_Unary):
         axis = node.axis("axis", len(node.dims(x, "X")), 1 if opset < 13 else -1)
         if opset >= 13:
             return relax.op.nn.softmax(x, axis)
-        shape = node.shape(x, "X")
-        flat = relax.op.reshape(x, (int(np.prod(shape[:axis])), int(np.prod(shape[axis:]))))
-        return relax.op.reshape(relax.op.nn.softmax(flat, 1), shape)
+        return softmax_from(node, bb, x, axis)
 
 
 class QLinearReduceMean(_Unary):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NoReturn
 
 import numpy as np
@@ -312,6 +313,15 @@ def multiply(bb: relax.BlockBuilder, left: Any, right: Any) -> Any:
     if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
         return left * right
     return bb.emit(relax.op.multiply(emit(bb, left), emit(bb, right)))
+
+
+def softmax_from(node: Node, bb: relax.BlockBuilder, x: Any, axis: int) -> Any:
+    """Softmax over all axes from one on."""
+    shape = node.dims(x, "X")
+    if axis == len(shape) - 1:
+        return bb.emit(relax.op.nn.softmax(x, axis))
+    flat = reshape(bb, x, [*shape[:axis], prod(shape[axis:])])
+    return reshape(bb, bb.emit(relax.op.nn.softmax(flat, axis)), shape)
 
 
 def take_slice(bb: relax.BlockBuilder, value: Any, axis: int, begin: int, end: int) -> Any:

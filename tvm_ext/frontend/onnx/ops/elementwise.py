@@ -64,7 +64,7 @@ class IsInf(Converter):
             return relax.op.logical_or(high, low)
         if positive or negative:
             return high if positive else low
-        return constant(np.zeros(node.shape(x, "X"), bool))
+        return relax.op.zeros(list(node.dims(x, "X")), "bool")
 
 
 class Sign(Converter):
@@ -117,7 +117,7 @@ class Dropout(Converter):
             training, ratio = node.array(inputs[2]), None if inputs[1] is None else node.array(inputs[1])
             if (training is None or training.any()) and (ratio is None or ratio.any()):
                 node.refuse("dropout while training (input training_mode) is not supported")
-        mask = constant(np.ones(node.shape(inputs[0], "data"), bool))
+        mask = relax.op.ones(list(node.dims(inputs[0], "data")), "bool")
         return node.outputs([inputs[0], mask])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-import numpy as np
 from tvm import relax, te, tirx
 
 from tvm_ext.frontend.onnx.ops.base import Converter, Node, astype, dtype_of, emit, known
@@ -57,11 +56,11 @@ class TensorScatter(Converter):
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the updated cache."""
         past, update = emit(bb, inputs[0]), emit(bb, inputs[1])
-        shape, written = node.shape(past, "past_cache"), node.shape(update, "update")
+        shape, written = node.dims(past, "past_cache"), node.dims(update, "update")
         axis = node.axis("axis", len(shape), -2)
         circular = node.text("mode", "linear") == "circular"
-        start = np.zeros(shape[0], "int64") if inputs[2] is None else known(node, inputs[2])
-        start = emit(bb, astype(bb, start, "int64"))
+        start: Any = relax.op.zeros([shape[0]], "int64") if inputs[2] is None else known(node, inputs[2])
+        start = emit(bb, astype(bb, emit(bb, start), "int64"))
 
         def scatter(cache: Any, new: Any, first: Any) -> Any:
             def element(*at: Any) -> Any:
@@ -85,7 +84,8 @@ class Det(Converter):
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the determinants."""
         x = emit(bb, inputs[0])
-        *batch, rows, columns = node.shape(x, "X")
+        *batch, rows, columns = node.dims(x, "X")
+        rows, columns = (node.fixed(dim, "X", len(batch) + axis) for axis, dim in enumerate((rows, columns)))
         if rows != columns:
             node.damaged(f"the matrices are {rows} by {columns}, square ones were expected")
         if not 0 < rows <= 4:
@@ -118,9 +118,10 @@ class DeformConv(Converter):
         """Give the convolution: moved windows as columns, then a product with the weights."""
         x, weights, offsets = (emit(bb, value) for value in inputs[:3])
         bias, mask = inputs[3], inputs[4]
-        batch, channels, height, width = node.shape(x, "X")
+        batch, channels, height, width = node.dims(x, "X")
+        channels = node.fixed(channels, "X", 1)
         filters, depth, tall, wide = node.shape(weights, "W")
-        _, _, rows, columns = node.shape(offsets, "offset")
+        _, _, rows, columns = node.dims(offsets, "offset")
         group, spread = node.integer("group", 1), node.integer("offset_group", 1)
         strides, dilations = node.integers("strides", (1, 1)), node.integers("dilations", (1, 1))
         pads = node.integers("pads", (0, 0, 0, 0))
@@ -138,9 +139,9 @@ class DeformConv(Converter):
                 at = (tirx.max(tirx.min(row, height - 1), 0), tirx.max(tirx.min(column, width - 1), 0))
                 return tirx.if_then_else(inside, source[(image, channel, *at)], tirx.const(0, dtype))
 
-            def kept(place: Any, extent: int) -> Any:
+            def kept(place: Any, extent: Any) -> Any:
                 # Beyond the image all is 0, where the distance of an infinite place from itself would be NaN.
-                inside = tirx.And(place > tirx.const(-1, dtype), place < tirx.const(extent, dtype))
+                inside = tirx.And(place > tirx.const(-1, dtype), place < tirx.Cast(dtype, extent))
                 return tirx.Select(inside, place, tirx.const(-2, dtype))
 
             def element(image: Any, part: Any, member: Any, step: Any, up: Any, across: Any) -> Any:

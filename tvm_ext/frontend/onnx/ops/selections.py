@@ -228,7 +228,7 @@ class Pad(Converter):
         if value is None or not is_constant or node.array(value) is not None:
             return padded(inputs[0], value if is_constant else None)
         x = emit(bb, inputs[0])
-        inside = padded(constant(np.ones(node.shape(x, "data"), bool)), constant(np.array(False)))
+        inside = padded(bb.emit(relax.op.ones(list(node.dims(x, "data")), "bool")), constant(np.array(False)))
         return relax.op.where(inside, padded(x, None), reshape(bb, value, []))
 
     @staticmethod

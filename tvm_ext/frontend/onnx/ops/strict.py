@@ -101,7 +101,7 @@ class CumProd(Converter):
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the products."""
         x = emit(bb, inputs[0])
-        axis = node.in_range(int(node.scalar(inputs[1], "axis")), len(node.shape(x, "x")))
+        axis = node.in_range(int(node.scalar(inputs[1], "axis")), len(node.dims(x, "x")))
         backwards = node.integer("reverse", 0)
         x = bb.emit(relax.op.flip(x, axis)) if backwards else x
         result = bb.emit(relax.op.cumprod(x, axis, dtype_of(x), exclusive=bool(node.integer("exclusive", 0))))
@@ -258,7 +258,7 @@ class ArrayFeatureExtractor(Converter):
     def convert(cls, node: Node, bb: relax.BlockBuilder, inputs: Any) -> Any:
         """Give the columns."""
         x, columns = emit(bb, inputs[0]), bb.emit(relax.op.reshape(emit(bb, inputs[1]), [-1]))
-        shape = node.shape(x, "X")
+        shape = node.dims(x, "X")
         picked = bb.emit(relax.op.take(x, columns, len(shape) - 1, mode="clip"))
         return picked if len(shape) > 1 else relax.op.reshape(picked, [1, -1])
 
