@@ -123,6 +123,13 @@ def on_devices(*kinds: str) -> tvm.IRModule:
     return builder.get()
 
 
+@pytest.mark.parametrize("cores", [0, -3])
+def test_no_cores_are_refused(cores: int) -> None:
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "znver4", "num-cores": cores})
+    with pytest.raises(TargetError, match=f"num-cores: {cores} is no number of cores"):
+        tvm.compile(Mlp, target, relax_pipeline="tvm_ext")
+
+
 def test_tensors_whose_device_is_named() -> None:
     given = [np.random.default_rng(seed).standard_normal((16, 16)).astype("float32") for seed in range(2)]
     found, expected = (

@@ -13,7 +13,7 @@ from typing import Any
 import tvm
 from tvm.s_tir import meta_schedule as ms
 
-from tvm_ext.backends.cpu.target import check_arithmetic, native_target, warn_if_baseline
+from tvm_ext.backends.cpu.target import check_arithmetic, check_cores, native_target, warn_if_baseline
 from tvm_ext.backends.registry import BACKENDS, backend_of
 from tvm_ext.database.folders import open_earlier
 from tvm_ext.database.networks import named_network
@@ -99,6 +99,7 @@ def tvm_ext_pipeline(**options: Any) -> tvm.transform.Pass:
     def _pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         target = tvm.target.Target.current(allow_none=True) or native_target()
         check_arithmetic(target)
+        check_cores(target)
         check_devices(mod, target)
         warn_if_baseline(target)
         with one_compilation(), target:

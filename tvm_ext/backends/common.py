@@ -41,6 +41,7 @@ from tvm_ext.passes.extents_first import extents_first
 from tvm_ext.passes.flush_denormals import flush_constants
 from tvm_ext.passes.fold_batch_norm import fold_batch_norm
 from tvm_ext.passes.fold_constants import fold_constants, fold_the_rest
+from tvm_ext.passes.global_symbols import attach_global_symbols
 from tvm_ext.passes.indexing import INDEXING_LEGALIZATIONS
 from tvm_ext.passes.inner_calls import unchecked_inner_calls
 from tvm_ext.passes.inputs_kept import foreign_kernels
@@ -296,7 +297,7 @@ def finalize(backend: Backend, target: tvm.target.Target, options: PipelineOptio
         relax.transform.VMShapeLower(),
         keep_returned(),
         unchecked_inner_calls(),
-        relax.transform.AttachGlobalSymbol(),
+        attach_global_symbols(),
     ]
 
 

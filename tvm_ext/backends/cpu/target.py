@@ -76,7 +76,10 @@ def warn_if_baseline(target: tvm.target.Target) -> None:
     remedy = f'name it, as in {{"kind": "llvm", "mtriple": "{triple}", "mcpu": "..."}}'
     if architecture == here:
         config = json.dumps({"kind": "llvm", "mcpu": native_cpu().name})
-        remedy = f'write "{NATIVE}" for this machine, or name one, as in {config}'
+        remedy = (
+            f'write "{NATIVE}" for this machine (where TVM reads the target, tvm_ext.target.native_target()), or name '
+            f"one, as in {config}"
+        )
     warn(
         f"target llvm names no processor, so the code uses only what every {architecture} has and may be several times "
         f"slower than it need be; {remedy}"
@@ -136,6 +139,18 @@ def check_arithmetic(target: tvm.target.Target) -> None:
                 )
 
 
+def check_cores(target: tvm.target.Target) -> None:
+    """Refuse a number of cores that there is not.
+
+    Raises
+    ------
+    TargetError
+    """
+    cores = target.attrs.get("num-cores")
+    if cores is not None and int(cores) < 1:
+        raise TargetError(f"target field num-cores: {int(cores)} is no number of cores; give 1 or more")
+
+
 def check_llvm(target: tvm.target.Target) -> tvm.target.Target:
     """Refuse an LLVM target with a triple, a processor or a number of cores that there is not, or features at odds.
 
@@ -147,10 +162,8 @@ def check_llvm(target: tvm.target.Target) -> tvm.target.Target:
         It names the field, and the nearest processors that LLVM knows.
     """
     check_arithmetic(target)
+    check_cores(target)
     codegen = tvm.target.codegen
-    cores = target.attrs.get("num-cores")
-    if cores is not None and int(cores) < 1:
-        raise TargetError(f"target field num-cores: {int(cores)} is no number of cores; give 1 or more")
     triple = str(target.attrs.get("mtriple", "")) or codegen.llvm_get_system_triple()
     for start, kind in _GPUS.items():
         if triple.startswith(start):
