@@ -96,6 +96,32 @@ def test_letters_of_one_side() -> None:
     same(before, after, shapes)
 
 
+def shared_heads(bb: relax.BlockBuilder, q: relax.Expr, k: relax.Expr, v: relax.Expr) -> relax.Expr:
+    """As ``@`` is exported, where each of two heads of keys and values is that of two heads of queries."""
+    query = bb.emit(op.reshape(heads(bb, q), (2, 4, 17, 8)))
+    others = []
+    for part in (k, v):
+        turned = bb.emit(op.permute_dims(bb.emit(op.reshape(part, (2, 17, 2, 8))), [0, 2, 1, 3]))
+        spread = bb.emit(op.broadcast_to(bb.emit(op.expand_dims(turned, 2)), (2, 2, 2, 17, 8)))
+        others.append(bb.emit(op.reshape(spread, (8, 17, 8))))
+    scores = bb.emit(op.matmul(bb.emit(op.reshape(query, (8, 17, 8))), bb.emit(op.permute_dims(others[0], [0, 2, 1]))))
+    weights = bb.emit(op.nn.softmax(bb.emit(op.reshape(scores, (2, 4, 17, 17))), -1))
+    result = bb.emit(op.matmul(bb.emit(op.reshape(weights, (8, 17, 17))), others[1]))
+    turned = bb.emit(op.permute_dims(bb.emit(op.reshape(result, (2, 4, 17, 8))), [0, 2, 1, 3]))
+    return op.reshape(turned, (2, 17, 32))
+
+
+def test_heads_that_queries_share() -> None:
+    shapes = [(2, 17, 32), (2, 17, 16), (2, 17, 16)]
+    before = graph(shared_heads, [(shape, "float32") for shape in shapes])
+    after = relax.transform.DeadCodeElimination()(batch_axes()(before))
+    values = {binding.var: binding.value for block in after["main"].body.blocks for binding in block.bindings}
+    (softmax,) = (value for value in values.values() if value.op.name == "relax.nn.softmax")
+    (user,) = (value for value in values.values() if values.get(value.args[0]) == softmax)
+    assert values[softmax.args[0]].op.name == user.op.name == "relax.matmul"
+    same(before, after, shapes)
+
+
 def test_a_mask_with_merged_heads() -> None:
     """It has no axes to give back: the softmax is of three."""
     shapes = [(2, 17, 32)] * 3 + [(8, 17, 17)]

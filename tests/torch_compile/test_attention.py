@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, randn
 
 from tests.torch_compile.eager import STRICT, assert_same, compiled
+from tvm_ext.artifact.compiled_model import CompiledModel
 
 pytestmark = pytest.mark.torch
 
@@ -65,3 +67,56 @@ def test_over_any_length(dynamic: bool | None) -> None:
         run = compiled(attend, STRICT, dynamic=dynamic)
         for length in (5, 7, 1, 17):
             check(run, [query(layout, length) for _ in range(3)], view=layout == "places before heads")
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "causal": {"is_causal": True},
+    "scale": {"scale": 0.3},
+    "added mask": {"attn_mask": torch.arange(25.0).reshape(5, 5).sin()},
+    "mask": {"attn_mask": torch.tensor([True, False, True, True, False])[:, None].expand(5, 5)},
+    "mask of heads": {"attn_mask": torch.arange(BATCH * 6 * 25).reshape(BATCH, 6, 5, 5) % 3 > 0},
+    "shared heads": {"enable_gqa": True},
+    "shared heads, causal": {"enable_gqa": True, "is_causal": True},
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_options(case: str) -> None:
+    """Results and how they lie in memory are those of PyTorch."""
+    options = OPTIONS[case]
+    heads = 2 if options.get("enable_gqa") else 6
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, **options)
+
+    for inside in (True, False):
+        torch._dynamo.reset()
+        shapes = [(BATCH, LENGTH, number, SIZE) for number in (6, heads, heads)]
+        q, k, v = (randn(*shape).transpose(1, 2) for shape in shapes)
+        if not inside:
+            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        found, wanted = compiled(run)(q, k, v), run(q, k, v)
+        assert_same(found, wanted, **CLOSE)
+        assert found.stride() == wanted.stride()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_it_is_one_kernel(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scores are nowhere in memory."""
+    shapes = [(1, heads, 64, 32) for heads in (8, *[2 if shared else 8] * 2)]
+    kernels: list[str] = []
+    run_tensors = CompiledModel.run_tensors
+
+    def noted(self: CompiledModel, *arguments: Any, **keywords: Any) -> Any:
+        kernels.extend(re.findall(r"@(\w+) packed_func", self.executable.as_text()))
+        return run_tensors(self, *arguments, **keywords)
+
+    monkeypatch.setattr(CompiledModel, "run_tensors", noted)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared)
+
+    compiled(run)(*(randn(*shape) for shape in shapes))
+    assert not any("softmax" in name or "matmul" in name for name in kernels)
+    assert sum("attention" in name for name in kernels) == 1

@@ -13,6 +13,7 @@ Transposes and reshapes of others become one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import tvm
@@ -79,8 +80,14 @@ class _BatchAxes(ViewMutator):
     def _product(self, call: relax.Call) -> relax.Expr:
         found = [self._apart(operand) for operand in call.args]
         leading = [open_shape(one)[:-2] for one in found if one is not None]  # type: ignore[index]
-        if not leading or not all(same_extents(leading[0], other) for other in leading):
+        if not leading:
             return call
+        if not all(same_extents(leading[0], other) for other in leading):
+            # Heads that several queries share have an axis more.
+            leading = [min(leading, key=len)]
+            if not all(_refines(open_shape(one)[:-2], leading[0]) for one in found if one is not None):  # type: ignore[index]
+                return call
+            found = [self._apart(operand, leading[0]) for operand in call.args]
         for place, operand in enumerate(call.args):
             # A reshape of a reshape has become one, which may be of other axes.
             if found[place] is None and calls(self.value(operand), "relax.reshape"):
@@ -140,13 +147,16 @@ class _BatchAxes(ViewMutator):
         self._products.add(apart)
         return relax.op.reshape(apart, relax.ShapeExpr(open_shape(call)))
 
-    def _apart(self, merged: relax.Expr) -> relax.Expr | None:
-        """Find a tensor with the axes that were merged in front of the last two, transposed as ``merged`` is."""
+    def _apart(self, merged: relax.Expr, leading: Sequence[Any] | None = None) -> relax.Expr | None:
+        """Find a tensor with the axes that were merged in front of the last two, transposed as ``merged`` is.
+
+        Where ``leading`` says what axes are wanted, those of a tensor with others become them.
+        """
         value, shape = self.value(merged), open_shape(merged)
         if shape is None:
             return None
         if permutation(value) == (0, 2, 1):
-            inner = self._apart(value.args[0])
+            inner = self._apart(value.args[0], leading)
             if inner is None:
                 return None
             *batches, row, column = range(int(inner.ty.ndim))
@@ -156,7 +166,26 @@ class _BatchAxes(ViewMutator):
         extents = None if source is None else open_shape(source)
         if extents is None or not len(extents) > len(shape) == _MERGED:
             return None
-        return source if same_extents(extents[-2:], shape[-2:]) else None
+        if not same_extents(extents[-2:], shape[-2:]):
+            return None
+        if leading is None or same_extents(extents[:-2], leading):
+            return source
+        wanted = relax.op.reshape(source, relax.ShapeExpr([*leading, *shape[-2:]]))
+        return self.builder_.emit(self.reshape(self.builder_.normalize(wanted)))
+
+
+def _refines(fine: Sequence[Any], coarse: Sequence[Any]) -> bool:
+    """Whether some axes one after the other are each axis of another shape."""
+    rest = [extent for extent in fine if not (isinstance(extent, int) and extent == 1)]
+    for extent in coarse:
+        if isinstance(extent, int) and extent == 1:
+            continue
+        part = [rest.pop(0)] if rest else [1]
+        while rest and all(isinstance(one, int) for one in (extent, *part, rest[0])) and prod(part) < extent:
+            part.append(rest.pop(0))
+        if not (same_extents([extent], part) if len(part) == 1 else prod(part) == extent):
+            return False
+    return not rest
 
 
 def _units(shape: Sequence[Any]) -> list[int]:

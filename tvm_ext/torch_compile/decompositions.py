@@ -15,6 +15,7 @@ from torch.export import exported_program
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from tvm_ext.frontend.torch.attention import decomposition
 from tvm_ext.frontend.torch.decompositions import DECOMPOSITIONS
 from tvm_ext.frontend.torch.sampling import KEPT
 from tvm_ext.torch_compile.tensors import as_number
@@ -58,7 +59,10 @@ def operators_with_converters(has_gradients: bool) -> Iterator[None]:
         with sdpa_kernel(SDPBackend.MATH), _InOrderOfQuery():  # whose parts have converters
             yield
         return
-    with exported_program._override_composite_implicit_decomp(dict(_exported()[0])):
+    composite = dict(_exported()[0])
+    own = aten.scaled_dot_product_attention.default
+    composite[own] = _like_the_kernel(decomposition(composite[own]))
+    with exported_program._override_composite_implicit_decomp(composite):
         yield
 
 
@@ -114,7 +118,7 @@ def attention_on_cpu(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Take apart what ``F.scaled_dot_product_attention`` calls on a CPU.
+    """Take the kernel apart that ``F.scaled_dot_product_attention`` calls on a CPU, where it is called by its own name.
 
     PyTorch's own table has the result in an order of axes that the operator itself never gives: that of the query. Code
     behind the graph may depend on it, as ``view`` does.
@@ -133,6 +137,18 @@ def attention_on_cpu(
     return _in_order_of(query, output), sums
 
 
+def _like_the_kernel(parts: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Lay the results of ``F.scaled_dot_product_attention`` out as PyTorch's kernel does.
+
+    Code behind the graph may depend on it, as ``view`` does.
+    """
+
+    def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return _as_the_kernel_does(parts(*args, **kwargs), *args, **kwargs)
+
+    return attention
+
+
 def _in_order_of(query: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     strides = [as_number(stride) for stride in query.stride()]
     order = sorted(range(query.dim()), key=lambda axis: (-strides[axis], axis))
@@ -148,18 +164,11 @@ class _InOrderOfQuery(TorchFunctionMode):
         result = function(*args, **(kwargs or {}))
         if function is not F.scaled_dot_product_attention:
             return result
-        query, key, value, mask, dropout = _operands(*args, **(kwargs or {}))
-        has_kernel = (
-            query.dim() == key.dim() == value.dim() == 4
-            and query.size(-1) == key.size(-1) == value.size(-1)
-            and all(as_number(operand.stride(-1)) == 1 for operand in (query, key, value))
-            and not dropout
-            and not (mask is not None and mask.requires_grad)
-        )
-        return _in_order_of(query, result) if has_kernel else result
+        return _as_the_kernel_does(result, *args, **(kwargs or {}))
 
 
-def _operands(
+def _as_the_kernel_does(
+    result: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -167,8 +176,16 @@ def _operands(
     dropout_p: float = 0.0,
     *_args: Any,
     **_kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float]:
-    return query, key, value, attn_mask, dropout_p
+) -> torch.Tensor:
+    """Lay the result of attention out like the query, where PyTorch has one kernel for it."""
+    has_kernel = (
+        query.dim() == key.dim() == value.dim() == 4
+        and query.size(-1) == key.size(-1) == value.size(-1)
+        and all(as_number(operand.stride(-1)) == 1 for operand in (query, key, value))
+        and not dropout_p
+        and not (attn_mask is not None and attn_mask.requires_grad)
+    )
+    return _in_order_of(query, result) if has_kernel else result
 
 
 def encoder_layer(

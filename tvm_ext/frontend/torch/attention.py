@@ -33,6 +33,10 @@ def decomposition(others: Callable[..., Any]) -> Callable[..., Any]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
+        if enable_gqa and _shares_heads(query, key, value):
+            key, value = (
+                operand.repeat_interleave(query.shape[-3] // operand.shape[-3], -3) for operand in (key, value)
+            )
         operands = (query, key, value)
         empty = any(type(extent) is int and not extent for operand in operands for extent in operand.shape)
         both = attn_mask is not None and is_causal
@@ -57,6 +61,12 @@ def decomposition(others: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return attention
+
+
+def _shares_heads(*operands: torch.Tensor) -> bool:
+    """Whether each head of keys and of values is that of as many heads of queries, none of their numbers being open."""
+    heads = [operand.shape[-3] if operand.dim() > 3 else None for operand in operands]
+    return all(isinstance(number, int) and number and heads[0] % number == 0 for number in heads)
 
 
 def _masked(
