@@ -129,3 +129,18 @@ def test_running_sums_of_powers() -> None:
         x = torch.randn(2, length) * 50
         x[0, 1] = -torch.inf
         require_same(program, model, (x,))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_running_sums_of_powers_of_any_length(axis: int, dtype: Any) -> None:
+    auto = torch.export.Dim.AUTO
+    forward = lambda x: torch.logcumsumexp(x, axis)  # noqa: E731
+    program, model = compiled(forward, (torch.randn(3, 21, dtype=dtype),), ({0: auto, 1: auto},))
+    for length in (2, 7, 40, 700):
+        x = torch.randn(5, length, dtype=dtype) * 50
+        x[0, 1] = -torch.inf
+        x[1, 1] = torch.inf
+        x[2, 1] = torch.nan
+        x[3] = -torch.inf
+        require_same(program, model, (x,))

@@ -60,6 +60,20 @@ def test_padding_repetition_and_windows() -> None:
     check(Forms(), cases, ({0: AUTO, 1: AUTO}, {0: AUTO, 1: AUTO}))
 
 
+class Empty(torch.nn.Module):
+    """Memory that is made empty and written over."""
+
+    def forward(self, x: Any) -> Any:
+        rows = torch.empty(x.shape[0], 3).fill_(2.0)
+        flags = x.new_empty((x.shape[0], 1), dtype=torch.bool).fill_(True)
+        like = torch.empty_like(x).copy_(x) + torch.empty_strided((x.shape[0], 7), (7, 1)).zero_()
+        return rows, flags, like, F.rrelu(x)
+
+
+def test_empty_tensors_of_open_extents() -> None:
+    check(Empty(), [(torch.randn(rows, 7),) for rows in (1, 2, 9)], ({0: AUTO},))
+
+
 class Graph(torch.nn.Module):
     """Messages along edges, added up and put where they belong."""
 

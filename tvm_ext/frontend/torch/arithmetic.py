@@ -15,6 +15,7 @@ from tvm.ir.prim import expr as prim
 
 from tvm_ext.frontend.torch.arguments import argument, static_size
 from tvm_ext.frontend.torch.extent_numbers import EXTENT_NUMBERS, REFINED_EXTENT_NUMBERS
+from tvm_ext.frontend.torch.order import scanned
 from tvm_ext.frontend.torch.promotion import relax_dtype
 
 Emit = Callable[[Any], Any]
@@ -163,17 +164,23 @@ def shift(to_left: bool, importer: Any, node: Node) -> Any:
 
 
 def logcumsumexp(importer: Any, node: Node) -> Any:
-    """``log(cumsum(exp(x)))`` without overflow: partial results are combined over distances that double."""
+    """``log(cumsum(exp(x)))`` without overflow: partial results are combined over distances that double.
+
+    Along an axis whose extent is open, each follows from the one before it.
+    """
     emit = importer.block_builder.emit
     data = importer.env[node.args[0]]
     if not len(data.ty.shape):
         return data
     axis, dtype = node.args[1] % len(data.ty.shape), str(data.ty.dtype)
     extent, distance = data.ty.shape[axis], 1
-    is_open = isinstance(extent, tvm.ir.Var) and extent.name in importer.most
-    longest = int(importer.most[extent.name]) if is_open else static_size(data, axis)
+    if not isinstance(extent, tvm.tirx.IntImm):
+        real = dtype if dtype == "float64" else "float32"
+        wide = data if dtype == real else emit(relax.op.astype(data, real))
+        found = importer.block_builder.emit_te(_running_powers, wide, axis, primfunc_name_hint="logcumsumexp")
+        return found if dtype == real else emit(relax.op.astype(found, dtype))
     nothing = relax.const(-math.inf, dtype)
-    while distance < longest:
+    while distance < int(extent):
         shape = list(data.ty.shape)
         shape[axis] = tvm.tirx.const(distance, "int64")
         first = emit(relax.op.broadcast_to(nothing, shape))
@@ -183,6 +190,15 @@ def logcumsumexp(importer: Any, node: Node) -> Any:
         data = _log_add_exp(emit, data, earlier, dtype)
         distance *= 2
     return data
+
+
+def _running_powers(x: te.Tensor, axis: int) -> te.Tensor:
+    def following(taken: Any, _k: Any, earlier: Any) -> list[Any]:
+        larger = tirx.Max(taken, earlier)
+        base = tirx.Select(tirx.isfinite(larger), larger, tirx.const(0, x.dtype))
+        return [base + tirx.log(tirx.exp(taken - base) + tirx.exp(earlier - base))]
+
+    return scanned(x, axis, [str(x.dtype)], lambda taken, _k: [taken], following)[0]
 
 
 def _log_add_exp(emit: Emit, left: Any, right: Any, dtype: str) -> Any:

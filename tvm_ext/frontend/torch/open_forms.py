@@ -15,6 +15,7 @@ from tvm import relax, tirx
 
 from tvm_ext.frontend.torch.arguments import argument, extent_of, number_tensor
 from tvm_ext.frontend.torch.assumptions import assume_at_least, assume_at_most, bounded
+from tvm_ext.frontend.torch.promotion import relax_dtype
 
 Emit = Callable[[Any], Any]
 
@@ -273,6 +274,13 @@ def reshape(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
     return importer._emit_torch_reshape(data, sizes)
 
 
+def empty(importer: Any, node: Node) -> Any:
+    """``torch.empty(n, 3)``: zeros, as good as any value that is written over."""
+    sizes = importer.retrieve_args(node)[0]
+    dtype = relax_dtype(node.meta["val"].dtype)
+    return importer.block_builder.emit(relax.op.zeros(relax.ShapeExpr([*sizes]), dtype))
+
+
 def _is_same(extent: Any, size: Any) -> bool:
     size = tirx.const(size, "int64") if isinstance(size, int) else size
     return bool(tvm_ffi.structural_equal(extent, size))
@@ -312,7 +320,12 @@ def _padded(emit: Emit, data: Any, axis: int, before: Any, after: Any, value: An
     return emit(relax.op.take(more, emit(relax.op.where(inside, places, size)), axis, mode="clip"))
 
 
-OPEN_FORMS: Mapping[str, Callable[[Any, Node], Any]] = {"unfold.default": unfold}
+OPEN_FORMS: Mapping[str, Callable[[Any, Node], Any]] = {
+    "empty.memory_format": empty,
+    "empty_permuted.default": empty,
+    "empty_strided.default": empty,
+    "unfold.default": unfold,
+}
 """By name of operator and overload."""
 
 REFINED_OPEN_FORMS: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {

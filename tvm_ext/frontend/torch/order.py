@@ -7,7 +7,7 @@ but of running extremes the last.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -158,40 +158,58 @@ def running_extreme(beats: Callable[[Any, Any], Any], importer: Any, node: Node)
 
 
 def _running(x: te.Tensor, axis: int, beats: Callable[[Any, Any], Any]) -> list[te.Tensor]:
-    """Describe the kernel: values and places, each by the one before and the next element; rows go to the threads."""
+    """Describe the kernel: values and places, each by the one before and the next element."""
+    has_nan = "float" in str(x.dtype)
+
+    def first(taken: Any, _k: Any) -> list[Any]:
+        return [taken, tirx.const(0, "int64")]
+
+    def following(taken: Any, k: Any, value: Any, place: Any) -> list[Any]:
+        # What comes after a NaN and is none does not beat it: the comparison is false.
+        wins = beats(taken, value)
+        wins = tirx.any(wins, tirx.isnan(taken)) if has_nan else wins
+        return [tirx.Select(wins, taken, value), tirx.Select(wins, k.astype("int64"), place)]
+
+    return scanned(x, axis, [str(x.dtype), "int64"], first, following)
+
+
+def scanned(
+    x: te.Tensor, axis: int, dtypes: Sequence[str], first: Callable[..., list[Any]], following: Callable[..., list[Any]]
+) -> list[te.Tensor]:
+    """Describe a kernel whose results follow from an element and those before it; rows go to the threads.
+
+    Parameters
+    ----------
+    dtypes : sequence of str
+        Types of the results, which have the shape of ``x``.
+    first, following : callable
+        Give the results at a place: of the element, its index along the axis, and the results before it.
+    """
     shape, one = list(x.shape), tirx.const(1, "int64")
     length = shape[axis]
     before, after = prod(shape[:axis], start=one), prod(shape[axis + 1 :], start=one)
-    has_nan = "float" in str(x.dtype)
 
-    def kernel(source: Any, values: Any, places: Any) -> Any:
+    def kernel(source: Any, *buffers: Any) -> Any:
         with IRBuilder() as ib:
-            source, values, places = (T.buffer_proxy(buffer) for buffer in (source, values, places))
+            source, *results = (T.buffer_proxy(buffer) for buffer in (source, *buffers))
             with T.parallel(0, before * after) as row:
-                first = row // after * length * after + row % after
+                begin = row // after * length * after + row % after
                 with T.serial(0, length) as k:
-                    here = first + k * after
-                    taken = source[here]
+                    here = begin + k * after
                     with T.If(k == 0):  # nothing is before it
                         with T.Then():
-                            values[here] = taken
-                            places[here] = tirx.const(0, "int64")
+                            for result, value in zip(results, first(source[here], k), strict=True):
+                                result[here] = value
                         with T.Else():
-                            # What comes after a NaN and is none does not beat it: the comparison is false.
-                            wins = beats(taken, values[here - after])
-                            with T.If(tirx.any(wins, tirx.isnan(taken)) if has_nan else wins):
-                                with T.Then():
-                                    values[here] = taken
-                                    places[here] = k.astype("int64")
-                                with T.Else():
-                                    values[here] = values[here - after]
-                                    places[here] = places[here - after]
+                            earlier = [result[here - after] for result in results]
+                            for result, value in zip(results, following(source[here], k, *earlier), strict=True):
+                                result[here] = value
             return ib.get()
 
-    results: list[te.Tensor] = te.extern(
-        [shape, shape], [x], lambda ins, outs: kernel(*ins, *outs), dtype=[str(x.dtype), "int64"], name="running"
+    found = te.extern(
+        [shape] * len(dtypes), [x], lambda ins, outs: kernel(*ins, *outs), dtype=[*dtypes], name="running"
     )
-    return results
+    return list(found) if len(dtypes) > 1 else [found]
 
 
 ORDER: Mapping[str, Callable[[Any, Node], Any]] = {
