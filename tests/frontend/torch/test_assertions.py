@@ -31,6 +31,45 @@ def test_assertions_on_values_are_no_part_of_it() -> None:
     assert_same(compiled(*operands), Checked()(*operands))
 
 
+class Encoded(nn.Module):
+    """``F.one_hot`` asserts that the indices are in range, between other operators."""
+
+    def forward(self, x: Any, index: Any) -> Any:
+        scaled = (x * 2 + 1).relu().exp()
+        rows = nn.functional.one_hot(index, 4).to(x.dtype) @ scaled
+        return (rows * 3 - 1).tanh().sigmoid()
+
+
+def test_kernels_are_fused_beside_an_assertion() -> None:
+    x, index = torch.randn(4, 5), torch.tensor([1, 3])
+    model = tvm_ext.compile(Encoded(), example_inputs=(x, index))
+    assert_same([model.run([x.numpy(), index.numpy()])["output"]], Encoded()(x, index))
+    # Two for each of two assertions, the scaled numbers, the encoded ones, and their product with what follows.
+    assert model.metadata["decisions"]["statistics"]["kernel_calls"] <= 7
+    for wrong in (4, -1):
+        with pytest.raises(InputError, match="one_hot: Class values must be"):
+            model.run([x.numpy(), np.array([1, wrong])])
+
+
+class Joined(nn.Module):
+    """Assertions between what is put together in the end."""
+
+    def forward(self, x: Any) -> Any:
+        places, rest = [], x
+        for _ in range(3):
+            best = rest.argmax(-1)
+            rest = rest - 100 * nn.functional.one_hot(best, x.shape[-1])
+            places.append(best)
+        return torch.stack(places, 1), rest
+
+
+def test_parts_of_a_result_are_between_assertions() -> None:
+    x = torch.randn(2, 7)
+    for fuse in ("stock", "mapping-type"):
+        model = tvm_ext.compile(Joined(), example_inputs=(x,), fuse=fuse)
+        assert_same(list(model.run([x.numpy()]).values()), Joined()(x))
+
+
 class Groups(nn.Module):
     def forward(self, x: Any, counts: Any) -> Any:
         return torch.cat([part * 2 for part in x.split(counts.tolist())][::-1])

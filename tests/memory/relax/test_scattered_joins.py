@@ -14,6 +14,7 @@ from tvm.script import tirx as T
 
 from tests.memory.relax.modules import lowered, results_of
 from tvm_ext.memory.relax.scattered_joins import scattered_joins, written_into
+from tvm_ext.relax_utils import substitute
 
 
 def made(
@@ -196,3 +197,14 @@ def test_one_inside_another() -> None:
     mod, values = made([(3, 2, 5, 4)], compute)
     check(mod, values, None)
     assert writers(lowered(mod)) >= 4
+
+
+def test_functions_without_dataflow() -> None:
+    """As they are around calls with an effect; what is made there may be used everywhere."""
+    mod, values = made([(2, 7), (2, 7)], lambda builder, x, y: op.concat([op.exp(x), op.tanh(y)], axis=1))
+    main = mod["main"]
+    bindings = [binding for block in main.body.blocks for binding in block.bindings]
+    plain = {b.var: relax.Var(b.var.name, b.var.ty) for b in bindings}
+    body = substitute(relax.SeqExpr([relax.BindingBlock(bindings)], main.body.body), plain)
+    func = relax.Function(main.params, body, main.ret_ty).with_attr("global_symbol", "main")
+    check(tvm.IRModule({"main": func}), values, 2)

@@ -14,6 +14,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule
 
 _ASSERTIONS = (torch.ops.aten._assert_scalar.default,)
+_ON_TENSORS = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg)
 _EFFECTS = (torch.ops.aten._linalg_check_errors.default,)
 
 
@@ -25,6 +26,16 @@ def drop_assertions(program: torch.export.ExportedProgram) -> None:
             module.graph.erase_node(node)
         if found:
             module.graph.eliminate_dead_code()
+            module.recompile()
+
+
+def assert_last(program: torch.export.ExportedProgram) -> None:
+    """Move assertions on tensors, as of ``F.one_hot``, behind all else: kernels are not fused across one."""
+    for module in _graphs(program):
+        found = [node for node in module.graph.nodes if node.target in _ON_TENSORS]
+        for node in found:
+            module.graph.output_node().prepend(node)
+        if found:
             module.recompile()
 
 

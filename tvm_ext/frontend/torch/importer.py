@@ -18,7 +18,7 @@ from tvm_ext.errors import InputError, ModelError, UnsupportedOperatorError
 from tvm_ext.frontend.index_limits import Limits, index_limits
 from tvm_ext.frontend.relax.check import error_line, origin_of, unlowered_calls
 from tvm_ext.frontend.relax.indexing import clip_indices
-from tvm_ext.frontend.torch.assertions import drop_assertions, drop_checks_of_matrices
+from tvm_ext.frontend.torch.assertions import assert_last, drop_assertions, drop_checks_of_matrices
 from tvm_ext.frontend.torch.assumptions import TRACED_FROM
 from tvm_ext.frontend.torch.attention import decomposition
 from tvm_ext.frontend.torch.complex_numbers import ComplexError, has_complex_numbers, in_real_numbers
@@ -43,6 +43,7 @@ from tvm_ext.frontend.torch.views import decomposed
 from tvm_ext.frontend.torch.windows import fold_decomposition
 from tvm_ext.graph.origins import span_of
 from tvm_ext.passes.non_finite_fills import broadcast_fills
+from tvm_ext.passes.traced_origins import with_kept_origins
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
 def convert_core(core: torch.export.ExportedProgram, source: str, outputs: Sequence[str]) -> Converted:
     """Convert a program of core operators, with names for its outputs; see :func:`convert`."""
     drop_assertions(core)
+    assert_last(core)
     select_by_tensors(core)
     _check_interface(core, source)  # only the decomposed form shows what is changed in place
     notes = tuple(_drop_constant_inputs(core))
@@ -130,6 +132,12 @@ def _imported(core: torch.export.ExportedProgram, source: str) -> tuple[_Importe
             if least == TRACED_FROM or not importer.wanted:
                 raise
     raise AssertionError  # the last one has returned or raised
+
+
+def _is_outside_of_dataflow(func: Any) -> bool:
+    return isinstance(func, relax.Function) and any(
+        block.bindings and not isinstance(block, relax.DataflowBlock) for block in func.body.blocks
+    )
 
 
 def _without_bounds_of_two(mod: tvm.IRModule) -> tvm.IRModule:
@@ -233,6 +241,8 @@ class _Importer(ExportedProgramImporter):
         names = [str(name) for name in program.graph_signature.user_inputs]
         self.index_limits = self.checks.among(index_limits(mod), names)
         mod = broadcast_fills(clip_indices(mod))
+        if any(map(_is_outside_of_dataflow, mod.functions.values())):  # beside branches, loops and assertions
+            mod = with_kept_origins(relax.transform.ConvertToDataflow(min_size=1))(mod)
         for call in unlowered_calls(mod):
             origin = origin_of(call.variable, mod)
             fault = f"{origin}, its Relax operator {call.operator}: {call.reason}"

@@ -261,7 +261,8 @@ def _joined(mod: tvm.IRModule, global_var: Any, candidates: Sequence[_Candidate]
                 )
             else:
                 call = relax.op.call_tir(kernel, relax.Tuple(operands), [candidate.var.ty])
-            var = relax.DataflowVar(f"{candidate.var.name}_{binding.var.name}", candidate.var.ty)
+            kind = relax.DataflowVar if isinstance(old, relax.DataflowBlock) else relax.Var
+            var = kind(f"{candidate.var.name}_{binding.var.name}", candidate.var.ty)
             items.append(relax.VarBinding(var, builder.normalize(call)))
             renamed[candidate.var] = var
         blocks.append(type(old)(items))
