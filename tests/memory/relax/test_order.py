@@ -172,3 +172,23 @@ def test_in_place_beside_an_operand_that_is_walked_over_in_another_order(shape: 
     for left, right in zip(results(mod, values, memory="optimal"), results(mod, values), strict=True):
         # Where a product meets a sum depends on what LLVM knows of overlaps: it fuses them in one of the two kernels.
         np.testing.assert_allclose(left, right, rtol=3e-7)
+
+
+def test_a_kernel_is_not_in_place_of_a_tensor_that_it_reads_a_part_of() -> None:
+    """The part lies where the tensor does, so it would be written over before it is read."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 8, 6, 16), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            whole = builder.emit(relax.op.cumsum(x, axis=3))
+            parts = builder.emit(relax.op.split(whole, 2, axis=1))
+            front, back = builder.emit(parts[0]), builder.emit(parts[1])
+            below = builder.emit(relax.op.cumsum(back, axis=2))
+            joined = builder.emit(relax.op.concat([below, front], axis=1))
+            result = builder.emit_output(relax.op.cumsum(relax.op.add(whole, joined), axis=3))
+        builder.emit_func_output(result)
+    mod = relax.transform.Normalize()(builder.get())
+    values = arguments(mod, 0)
+    for options in ({}, {"memory": "optimal"}, {"fuse": "mapping-type"}):
+        for found, expected in zip(results(mod, values, **options), results(mod, values, memory="stock"), strict=True):
+            np.testing.assert_array_equal(found, expected)

@@ -133,26 +133,27 @@ class MemoryReader:
                 for name, offset in zip(node.outputs, offsets, strict=True):
                     tensors[name] = replace(tensors[name], alias_of=node.operands[0], offset=offset)
         tensors = {name: replace(t, kind=_kind(tensors, name)) for name, t in tensors.items()}
-        nodes = graph.nodes
+        graph = replace(graph, tensors=tensors)
         if in_place:
-            nodes = tuple(replace(node, in_place=self._in_place(node)) for node in nodes)
-        return MemoryGraph(replace(graph, nodes=nodes, tensors=tensors), joins, slices)
+            nodes = tuple(replace(node, in_place=self._in_place(node, graph)) for node in graph.nodes)
+            graph = replace(graph, nodes=nodes)
+        return MemoryGraph(graph, joins, slices)
 
     def _is_private(self, node: Node) -> bool:
         """Whether nothing but this function's kernels touches the tensors of a node."""
         return not self._shared & {self.graph.storages[name] for name in (*node.operands, *node.outputs)}
 
-    def _in_place(self, node: Node) -> tuple[tuple[str, str], ...]:
+    def _in_place(self, node: Node, marked: DataflowGraph) -> tuple[tuple[str, str], ...]:
         found = self.access(node).in_place
         if not found:
             return ()
-        # Another parameter with the same bytes would be overwritten under the kernel's hands.
-        storages = [self.graph.storages[name] for name in node.operands]
-        uses = Counter(storages)
+        # Another parameter with the same bytes, a part of them too, would be overwritten under the kernel's hands.
+        uses = Counter(marked.storages[name] for name in node.operands)
         return tuple(
-            (node.outputs[result - len(node.operands)], node.operands[operand])
+            (node.outputs[result - len(node.operands)], name)
             for operand, result in found
-            if uses[storages[operand]] == 1 and storages[operand] not in self._shared
+            for name in [node.operands[operand]]
+            if uses[marked.storages[name]] == 1 and self.graph.storages[name] not in self._shared
         )
 
 
