@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -40,3 +42,19 @@ def test_a_module(dtype: torch.dtype) -> None:
     (result,) = tvm_ext.compile(module, example_inputs=(data,)).run([data]).values()
     assert str(result.dtype) == str(dtype).removeprefix("torch.")
     np.testing.assert_allclose(result.astype("float64"), expected.double().numpy(), atol=TOLERANCE[dtype])
+
+
+def test_samples_of_halves() -> None:
+    """They are halves, too, that others are multiplied with."""
+
+    class Sampled(torch.nn.Module):
+        def forward(self, x: Any, grid: Any) -> Any:
+            return torch.nn.functional.grid_sample(x, grid, align_corners=False) * x.mean()
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, 5, 5, generator=generator).half()
+    grid = (torch.rand(2, 4, 4, 2, generator=generator) * 2 - 1).half()
+    found = tvm_ext.compile(Sampled(), example_inputs=(x, grid)).run([x.numpy(), grid.numpy()])["output"]
+    expected = Sampled()(x, grid).numpy()
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(found, expected, rtol=2e-2, atol=2e-3)

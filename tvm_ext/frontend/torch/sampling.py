@@ -29,11 +29,16 @@ def grid_sample(importer: Any, node: Node) -> Any:
     data, grid = (importer.env[operand] for operand in node.args[:2])
     method, padding, corners = METHODS[node.args[2]], PADDINGS[node.args[3]], bool(node.args[4])
     rank = 5 if operator_name(node) == "grid_sampler_3d" else 4
+    dtype = str(data.ty.dtype)
+    half = dtype in ("float16", "bfloat16")  # whose places and shares TVM has in single precision, and so its result
+    if half:
+        data, grid = (emit(relax.op.astype(value, "float32")) for value in (data, grid))
     if padding == "reflection" and corners:
         data = _two_at_least(emit, data, rank)
     grid = emit(relax.op.permute_dims(grid, [0, rank - 1, *range(1, rank - 1)]))
     layout = {4: "NCHW", 5: "NCDHW"}[rank]
-    return emit(relax.op.image.grid_sample(data, grid, method, layout, padding, corners))
+    found = emit(relax.op.image.grid_sample(data, grid, method, layout, padding, corners))
+    return emit(relax.op.astype(found, dtype)) if half else found
 
 
 def _two_at_least(emit: Callable[[Any], Any], data: Any, rank: int) -> Any:
