@@ -45,3 +45,19 @@ def _plain(sum_of_two: Any, mutator: Any) -> Any:
         if isinstance(ramp, tirx.Ramp) and isinstance(other, tirx.Broadcast):
             return tirx.Ramp(ramp.base + other.value, ramp.stride, ramp.lanes)
     return both
+
+
+def with_plain_remainders(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Give a kernel without remainders of vectors of integers that round towards zero.
+
+    Of a falling ramp, ``truncmod((27, 26, ..., 20), 7)``, TVM makes the falling ramp ``(6, 5, ..., -1)``.
+    """
+
+    def plain(remainder: Any, mutator: Any) -> Any:
+        whole = mutator.default_mutate(remainder)
+        dtype = str(whole.ty.dtype)
+        if not isinstance(whole, tirx.Mod) or "x" not in dtype or not dtype.startswith(("int", "uint")):
+            return whole
+        return whole.a - tirx.truncdiv(whole.a, whole.b) * whole.b
+
+    return tvm_ffi.structural_mutate(func, [(tirx.Mod, plain)])

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from tvm import tirx
+from tvm import relax, tirx
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
+import tvm_ext
 from tvm_ext.passes.forward_indices import forward_indices
 from tvm_ext.passes.hidden_quotients import hidden_quotients
 
@@ -139,3 +140,21 @@ def drawn(seed: int) -> tuple[tirx.PrimFunc, np.ndarray]:
 @pytest.mark.parametrize("block", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 20))])
 def test_random_indices(block: int) -> None:
     assert_right([drawn(40 * block + number) for number in range(40)])
+
+
+@pytest.mark.parametrize(("shape", "places"), [((2, 5, 7), 5), ((4, 3, 6), 7), ((3, 4, 5), 30), ((2, 33, 3), 100)])
+def test_rolled_tensors_of_any_shape(shape: tuple[int, ...], places: int) -> None:
+    """What a condition simplifies is divided when buffers are flattened: ``(s % 70 - 5) % 70 // 35`` where s >= 5."""
+    count = int(np.prod(shape))
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            flat = bb.emit(relax.op.reshape(x, (count,)))
+            parts = [(count - places, count), (0, count - places)]
+            parts = [bb.emit(relax.op.strided_slice(flat, [0], [begin], [end])) for begin, end in parts]
+            rolled = bb.emit_output(relax.op.reshape(bb.emit(relax.op.concat(parts, 0)), shape))
+        bb.emit_func_output(rolled)
+    data = np.arange(count, dtype="float32").reshape(shape)
+    (found,) = tvm_ext.compile(bb.get()).run([data]).values()
+    np.testing.assert_array_equal(found, np.roll(data, places))

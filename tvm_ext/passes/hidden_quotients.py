@@ -10,8 +10,8 @@ both ways, and stay as they are where that agrees.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -46,7 +46,14 @@ def hidden_quotients() -> tvm.transform.Pass:
                 scope.values[node.loop_var] = scope.in_loops(node.min)  # such loops go before buffers are flattened
             else:
                 scope.extents[node.loop_var] = (node.min, node.extent)
-            return mutator.default_mutate(node)
+            hidden = scope.hidden_indices
+            made = mutator.default_mutate(node)
+            if scope.hidden_indices == hidden or node.kind != tirx.ForKind.VECTORIZED:
+                return made
+            # TVM takes ``truncmod`` of a falling ramp, (27, 26, ..., 20) % 7, for the falling ramp (6, 5, ..., -1).
+            return tirx.For(
+                made.loop_var, made.min, made.extent, tirx.ForKind.SERIAL, made.body, annotations=made.annotations
+            )
 
         def block(node: Any, mutator: Any) -> Any:
             for variable, value in zip(node.block.iter_vars, node.iter_values, strict=True):
@@ -100,6 +107,7 @@ class _Scope:
     extents: dict[Var, tuple[Expr, Expr]] = field(default_factory=dict)
     values: dict[Var, Expr] = field(default_factory=dict)
     conditions: list[Expr] = field(default_factory=list)
+    hidden_indices: int = 0
 
     @contextmanager
     def where(self, condition: Expr) -> Iterator[None]:
@@ -119,6 +127,7 @@ class _Scope:
         """Give indices of an element that the analysis gets right; None where it does anyway."""
         if not any(map(self.is_suspicious, indices)) or self.is_right(buffer, indices):
             return None
+        self.hidden_indices += 1
         return [self.hidden(index) for index in indices]
 
     def is_suspicious(self, index: Expr) -> bool:
@@ -151,21 +160,18 @@ class _Scope:
 
     def is_right(self, buffer: Any, indices: Sequence[Expr]) -> bool:
         """Whether the analysis gives the place of an element that the indices say."""
-        place: Any = IntImm("int64", 0)
-        for index, extent in zip(indices, buffer.shape, strict=True):
-            place = place * extent + index
-        place = self.in_loops(place)
+        place = self.in_loops(_place(buffer, indices))
         ranges = {
             variable: Range.from_min_extent(*self.extents[variable])
             for variable in _variables(place)
             if variable in self.extents
         }
-        analyzer = Analyzer()
-        for variable, span in ranges.items():
-            analyzer.bind(variable, span)
         holds = reduce(tirx.And, self.conditions) if self.conditions else True
-        forms = (place, analyzer.simplify(place))
-        simplified = [iter_map_simplify([form], ranges, condition)[0] for form in forms for condition in (True, holds)]
+        simplified = [
+            iter_map_simplify([form], ranges, condition)[0]
+            for form in self._forms(buffer, indices, ranges)
+            for condition in (True, holds)
+        ]
         for points in self._points(place):
             wanted = evaluated(place, points)
             there = [evaluated(condition, points) for condition in self.conditions]
@@ -175,6 +181,23 @@ class _Scope:
                 if wanted is not None and found is not None and np.any((wanted != found) & inside):
                     return False
         return True
+
+    def _forms(self, buffer: Any, indices: Sequence[Expr], ranges: Mapping[Var, Range]) -> Iterator[Expr]:
+        """Write the place of an element in the forms that it may have by the time that buffers are flattened."""
+        indices = [self.in_loops(index) for index in indices]
+        analyzer = Analyzer()
+        for variable, span in ranges.items():
+            analyzer.bind(variable, span)
+        yield (place := _place(buffer, indices))
+        yield analyzer.simplify(place)
+        # Statements are simplified before, index by index, perhaps without the conditions of blocks, which are outside.
+        for first in range(len(self.conditions)):
+            with ExitStack() as scopes:
+                for condition in self.conditions[first:]:
+                    scopes.enter_context(analyzer.constraint_scope(analyzer.simplify(condition)))
+                place = _place(buffer, [analyzer.simplify(index) for index in indices])
+            yield place
+            yield analyzer.simplify(place)
 
     def hidden(self, index: Expr) -> Expr:
         """Divide by operators that the analysis does not know; what is divided is made positive for them."""
@@ -229,6 +252,14 @@ class _Scope:
                 loop: np.asarray(values) + int(least)
                 for loop, values, (least, _) in zip(loops, chosen, spans, strict=True)
             }
+
+
+def _place(buffer: Any, indices: Sequence[Expr]) -> Expr:
+    """Count the elements in front of one."""
+    place: Any = IntImm("int64", 0)
+    for index, extent in zip(indices, buffer.shape, strict=True):
+        place = place * extent + index
+    return place
 
 
 def _divides(expr: Expr) -> bool:

@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from tvm_ext.passes.absent_taps import without_absent_taps
+from tvm_ext.passes.hidden_quotients import hidden_quotients
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.simd.bounds import unproved_accesses
 from tvm_ext.schedules.simd.expansion import expand_all
@@ -29,7 +30,7 @@ from tvm_ext.schedules.simd.loops import (
     vectorize_marked_loops,
 )
 from tvm_ext.schedules.simd.prefetch import STEP_ATTRIBUTE
-from tvm_ext.schedules.simd.ramps import holds_ramps, with_plain_ramps
+from tvm_ext.schedules.simd.ramps import holds_ramps, with_plain_ramps, with_plain_remainders
 from tvm_ext.schedules.simd.stream import complete_streams
 from tvm_ext.schedules.simd.transcendental import expands
 from tvm_ext.schedules.simd.whole_stores import UNMASKING_ISAS, with_whole_stores
@@ -55,6 +56,7 @@ def lower_to_loops(compact: bool = True) -> tvm.transform.Pass:
             *([s_tir.transform.CompactBufferAllocation()] if compact else []),
             s_tir.transform.LowerMatchBuffer(),
             s_tir.transform.StmtSimplify(),
+            hidden_quotients(),
             s_tir.transform.LowerOpaqueBlock(),
             tirx.transform.FlattenBuffer(),
             tirx.transform.NarrowDataType(32),
@@ -97,7 +99,7 @@ def vector_code() -> tvm.transform.Pass:
         lowered.update(keeping_buffers(tvm.IRModule(exact)))
         updated = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
         for global_var in kernels:
-            func = expand_all(_vectorized(with_plain_ramps(lowered[global_var]), isa), isa)
+            func = with_plain_remainders(expand_all(_vectorized(with_plain_ramps(lowered[global_var]), isa), isa))
             updated.update_func(global_var, import_definitions(complete_streams(separate_marked_loops(func))))
         return updated
 

@@ -61,3 +61,40 @@ def test_inputs_of_half_precision(dtype: torch.dtype) -> None:
     with torch.no_grad():
         expected = module(x).float().numpy()
     assert np.abs(compiled.run([x])["output"].astype("float32") - expected).max() <= 0.03
+
+
+class RootMeanSquare(nn.Module):
+    """As Llama writes it."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+class Block(nn.Module):
+    """The second half of a layer of a decoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = RootMeanSquare(64)
+        self.gate, self.up, self.down = nn.Linear(64, 160), nn.Linear(64, 160), nn.Linear(160, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+
+
+def test_kernels_of_a_linear_layer_end_with_what_follows_it() -> None:
+    """Linear layers of three axes are exported as products of two, between reshapes."""
+    torch.manual_seed(0)
+    module, x = Block().eval(), torch.randn(2, 17, 64)
+    compiled = tvm_ext.compile(module, example_inputs=(x,))
+    with torch.no_grad():
+        np.testing.assert_allclose(compiled.run([x])["output"], module(x).numpy(), rtol=1e-4, atol=1e-5)
+    kernels = [line.split()[1] for line in compiled.executable.as_text().splitlines() if line.startswith("  call")]
+    kernels = [name for name in kernels if not name.startswith(("vm.", "reshape"))]  # a reshape of the result copies
+    assert len(kernels) == 4, kernels  # the norm, and three products
+    assert sum("rms_norm" in name for name in kernels) == 1

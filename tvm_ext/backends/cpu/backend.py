@@ -64,8 +64,11 @@ from tvm_ext.passes.open_reshapes import RESHAPE_LEGALIZATIONS
 from tvm_ext.passes.order_of_nan import order_of_nan
 from tvm_ext.passes.padded_taps import padded_taps
 from tvm_ext.passes.plane_pooling import POOLING_LEGALIZATIONS
+from tvm_ext.passes.product_rows import product_rows
+from tvm_ext.passes.regrouped_steps import regrouped_steps
 from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
 from tvm_ext.passes.restrict_kernels import restrict_kernels, restrict_lone_buffers
+from tvm_ext.passes.rms_norms import rms_norms
 from tvm_ext.passes.row_scatters import row_scatters
 from tvm_ext.passes.running_sums import running_sums
 from tvm_ext.passes.scope_pragmas import drop_scope_pragmas
@@ -96,7 +99,15 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
             independent_images(FLOAT_LEGALIZATIONS | INDEXING_LEGALIZATIONS),
         ],
         [integer_arithmetic(all_axes=True), few_bit_weights()],
-        [batch_axes(), *common.rewritten(options), *arithmetic, *common.flushed(options)],
+        [
+            rms_norms(),
+            regrouped_steps(),
+            batch_axes(),
+            product_rows(),
+            *common.rewritten(options),
+            *arithmetic,
+            *common.flushed(options),
+        ],
     )
 
 

@@ -53,6 +53,7 @@ from tvm_ext.passes.mixed_precision import mixed_precision
 from tvm_ext.passes.named_extents import named_extents
 from tvm_ext.passes.order_of_nan import order_of_nan
 from tvm_ext.passes.product_rows import product_rows
+from tvm_ext.passes.regrouped_steps import regrouped_steps
 from tvm_ext.passes.rms_norms import rms_norms
 from tvm_ext.passes.shared_views import shared_views
 from tvm_ext.passes.transposed_phases import transposed_phases
@@ -78,6 +79,7 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
         arithmetic=[
             decompose_attention(),
             rms_norms(),
+            regrouped_steps(),
             batch_axes(),
             product_rows(),
             shared_views(),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._decomp import get_decompositions
 
 from tvm_ext.frontend.torch import fake_quantized
 
@@ -45,10 +46,32 @@ def soft_margin_loss(data: torch.Tensor, target: torch.Tensor, reduction: int = 
     return (loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()).to(dtype)
 
 
+def roll(data: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
+    """Decompose ``torch.roll`` along known extents into two slices that are joined, which are fused to what reads them.
+
+    PyTorch's own decomposition gathers.
+    """
+    if not dims or not all(type(extent) is int for extent in (*shifts, *(data.shape[dim] for dim in dims))):
+        return _GATHERED_ROLL(data, shifts, dims)
+    rolled = data.clone()
+    for shift, axis in zip(shifts, dims, strict=True):
+        dim = axis % data.dim()
+        extent = data.shape[dim]
+        last = shift % extent if extent else 0
+        if last:
+            parts = rolled.narrow(dim, extent - last, last), rolled.narrow(dim, 0, extent - last)
+            rolled = torch.cat(parts, dim)
+    return rolled
+
+
+_GATHERED_ROLL = get_decompositions([torch.ops.aten.roll.default])[torch.ops.aten.roll.default]
+
+
 DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     **fake_quantized.DECOMPOSITIONS,
     torch.ops.aten.mode.default: mode,
     torch.ops.aten.repeat_interleave.Tensor: repeat_interleave,
+    torch.ops.aten.roll.default: roll,
     torch.ops.aten.soft_margin_loss.default: soft_margin_loss,
 }
 """By operator."""

@@ -64,6 +64,16 @@ def pack_matmul(
     return _pack_matmul
 
 
+_MOST_STEPS = 16
+"""Before a product, after which a sequence is not looked for."""
+
+
+def _rows(expr: relax.Expr) -> int | None:
+    """Count the rows of a matrix."""
+    shape = static_shape(expr) if isinstance(expr.ty, relax.TensorType) else None
+    return shape[0] if shape is not None and len(shape) == 2 else None
+
+
 @mutator
 class PackMatmulMutator(PyExprMutator):
     """Rewrites one module, function by function."""
@@ -229,11 +239,23 @@ class PackMatmulMutator(PyExprMutator):
         """Count the rows that belong together, as tokens of a text do; those of a matrix may be samples of a batch."""
         if len(data.shape) > 2:
             return data.shape[-2]
-        value = self.bindings.values.get(data.expr) if isinstance(data.expr, relax.Var) else None
-        before = static_shape(value.args[0]) if value is not None and calls(value, "relax.reshape") else None
-        if data.axes != (0, 1) or before is None or len(before) < 3 or before[-1] != data.shape[-1]:
-            return 1
-        return before[-2]
+        return self._length(data.expr) if data.axes == (0, 1) else 1
+
+    def _length(self, matrix: relax.Expr) -> int:
+        """Give the length of the sequences whose tokens are the rows of a matrix, computed row by row; 1 if unknown."""
+        waiting, seen = [matrix], {matrix}
+        while waiting and len(seen) < _MOST_STEPS:
+            expr = waiting.pop()
+            value = self.bindings.values.get(expr) if isinstance(expr, relax.Var) else None
+            if calls(value, "relax.reshape"):
+                before = static_shape(value.args[0])
+                if before is not None and len(before) > 2 and before[-1] == expr.ty.shape[-1]:
+                    return before[-2]
+            elif isinstance(value, relax.Call) and not calls(value, "relax.permute_dims"):
+                alike = [arg for arg in value.args if _rows(arg) == _rows(matrix) and arg not in seen]
+                waiting += alike
+                seen.update(alike)
+        return 1
 
     def _quarters(self, weight: Operand, plan: StrassenPlan) -> relax.Expr:
         """Add up the quarters of a constant; of one that several products use in the same way once."""
