@@ -65,8 +65,10 @@ def decomposition(others: Callable[..., Any]) -> Callable[..., Any]:
 
 def _shares_heads(*operands: torch.Tensor) -> bool:
     """Whether each head of keys and of values is that of as many heads of queries, none of their numbers being open."""
-    heads = [operand.shape[-3] if operand.dim() > 3 else None for operand in operands]
-    return all(isinstance(number, int) and number and heads[0] % number == 0 for number in heads)
+    if any(operand.dim() < 4 for operand in operands):
+        return False
+    most, *others = (operand.shape[-3] for operand in operands)
+    return isinstance(most, int) and all(isinstance(number, int) and number and most % number == 0 for number in others)
 
 
 def _masked(

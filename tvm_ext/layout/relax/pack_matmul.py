@@ -246,7 +246,7 @@ class PackMatmulMutator(PyExprMutator):
         waiting, seen = [matrix], {matrix}
         while waiting and len(seen) < _MOST_STEPS:
             expr = waiting.pop()
-            value = self.bindings.values.get(expr) if isinstance(expr, relax.Var) else None
+            value: Any = self.bindings.values.get(expr) if isinstance(expr, relax.Var) else None
             if calls(value, "relax.reshape"):
                 before = static_shape(value.args[0])
                 if before is not None and len(before) > 2 and before[-1] == expr.ty.shape[-1]:
