@@ -5,7 +5,8 @@ after:  ``a[truncdiv(i % 2 + 1, 2)]``, which it does not look into
 
 The analysis simplifies places when buffers are flattened. It is right about the indices of most kernels, which get
 short and whose vectors lie together by it; so places whose indices divide sums of iterators and numbers are computed
-both ways, and stay as they are where that agrees.
+both ways, and stay as they are where that agrees. Indices are simplified by the conditions around them before, so this
+is asked of what they may become, too: of ``(s % 70 - 5) // 35`` for ``(s % 70 - 5) % 70 // 35`` where ``s % 70 >= 5``.
 """
 
 from __future__ import annotations
