@@ -36,8 +36,10 @@ PHASES: tuple[Phase, ...] = (
     Phase(
         "canonicalize",
         "inference form: what is done image by image of an open batch becomes a function for one, quantised operators "
-        "become integer arithmetic, products keep weights of few bits, batch norm and constants are folded, arithmetic "
-        "is rewritten (rewrite option)",
+        "become integer arithmetic, products keep weights of few bits, batch norm and constants are folded, the "
+        "forms that PyTorch exports become those that kernels are known for (products with batches and heads as axes, "
+        "linear layers with what follows them, norms by the root mean square as one operator, masks of shifted "
+        "windows), arithmetic is rewritten (rewrite option)",
         ("tvm_ext/shapes", "tvm_ext/quantized", "tvm_ext/passes", "tvm_ext/algebra"),
     ),
     Phase("dispatch", "sampling, sort and scan handed to library kernels"),
