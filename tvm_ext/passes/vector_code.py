@@ -17,7 +17,6 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from tvm_ext.passes.absent_taps import without_absent_taps
-from tvm_ext.passes.hidden_quotients import hidden_quotients
 from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.simd.bounds import unproved_accesses
 from tvm_ext.schedules.simd.expansion import expand_all
@@ -56,7 +55,6 @@ def lower_to_loops(compact: bool = True) -> tvm.transform.Pass:
             *([s_tir.transform.CompactBufferAllocation()] if compact else []),
             s_tir.transform.LowerMatchBuffer(),
             s_tir.transform.StmtSimplify(),
-            hidden_quotients(),
             s_tir.transform.LowerOpaqueBlock(),
             tirx.transform.FlattenBuffer(),
             tirx.transform.NarrowDataType(32),
