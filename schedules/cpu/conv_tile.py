@@ -33,6 +33,8 @@ class ConvShape:
         Whether a task may take a part of a row: where the row is all pixels of an image.
     copy_slots : float
         Multiply-adds that could be issued while the input of such a row is copied; 0 if it is not.
+    copied_behind : float
+        Part of that which every part of the row needs, however short it is: what its last taps meet.
     """
 
     planes: int
@@ -48,6 +50,7 @@ class ConvShape:
     counts_weights: bool = True
     bands: bool = False
     copy_slots: float = 0
+    copied_behind: float = 0
 
     @property
     def flops(self) -> int:
@@ -165,19 +168,47 @@ def computed_chunks(width: int, chunks: int, machine: Machine, reduction: int = 
     return min(range(chunks, chunks + 4), key=lambda count: (cost(count) * (1 if count == chunks else 1.05), count))
 
 
-def computed_width(width: int, chunks: int, machine: Machine, reduction: int = 0) -> int:
-    """Round an output width up to whole register tiles; see :func:`register_tile`."""
-    columns, _ = register_tile(width, chunks, machine, reduction)
-    return -(-width // columns) * columns
+def computed_width(width: int, chunks: int, machine: Machine, reduction: int = 0, copying: float = 0) -> int:
+    """Round an output width up to whole register tiles; see :func:`register_tile`.
+
+    Parameters
+    ----------
+    copying : float
+        Slots that copying the input takes for a row of outputs, one vector of channels and a step of the reduction; 0
+        where it is copied in any case. An input that has all columns to be computed is read where it lies.
+    """
+    tile = register_tile(width, chunks, machine, reduction)
+    computed = -(-width // tile[0]) * tile[0]
+    if computed == width or not copying:
+        return computed
+    whole = register_tile(width, chunks, machine, reduction, exact=True)
+    costs = [tile_cost(width, chosen, reduction, machine) for chosen in (whole, tile)]
+    return width if costs[0] <= costs[1] + copying else computed
 
 
 MOVE_SECONDS = 1.2e-9
 """Time that it takes at least to find the place of a pixel and copy what stands there."""
 
+FAR_MOVES = 4
+"""How often a copy that the L2 cache does not hold passes between it and the last cache: read, fetched to be written,
+written, and read where it is used.
 
-def move_slots(move_bytes: int, machine: Machine) -> float:
-    """Multiply-adds that could be issued in the time that copying so many bytes of a pixel takes."""
-    return machine.slots(max(MOVE_SECONDS, 2 * move_bytes / machine.l2_bandwidth))
+Copies of 0.8 to 3.2 MB took 7 to 8 ns for each 64 bytes on a server by Intel, whose last cache is 110 ns away.
+"""
+
+
+def move_slots(move_bytes: int, machine: Machine, held: int = 0) -> float:
+    """Multiply-adds that could be issued in the time that copying so many bytes of a pixel takes.
+
+    Parameters
+    ----------
+    held : int
+        Bytes of the whole copy; 0 if the L2 cache holds it.
+    """
+    seconds = max(MOVE_SECONDS, 2 * move_bytes / machine.l2_bandwidth)
+    if machine.shares_l3 and held > machine.l2 // 2:
+        seconds = max(seconds, FAR_MOVES * move_bytes / machine.l3_bandwidth)
+    return machine.slots(seconds)
 
 
 PIXELS_PAY = 0.97
@@ -218,13 +249,25 @@ def computed_pixels(
     best, best_cost = 0, float("inf") if forced else PIXELS_PAY * in_rows
     for exact in (True, False):
         tile = register_tile(pixels, chunks, machine, reduction, exact)
-        computed = -(-pixels // tile[0]) * tile[0]
+        computed = _even_strips(-(-pixels // tile[0]), moves(pixels) * move_bytes, machine) * tile[0]
         copied = moves(computed)
-        copying = copied * move_slots(move_bytes, machine) / (chunks * reduction)
+        copying = copied * move_slots(move_bytes, machine, copied * move_bytes) / (chunks * reduction)
         cost = tile_cost(pixels, tile, reduction, machine) + copying
         if cost < best_cost and copied * move_bytes <= 2 * machine.l2:
             best, best_cost = computed, cost
     return best
+
+
+def _even_strips(strips: int, copied_bytes: int, machine: Machine) -> int:
+    """Round a number of strips up to one that can be divided among tasks whose part of a copy the L2 cache holds.
+
+    A prime number of strips would be one task, or as many as strips, each with what its last taps meet.
+    """
+    least = max(machine.cores, -(-2 * copied_bytes // machine.l2))
+    if not copied_bytes or strips <= 4 * least:
+        return strips
+    candidates = range(strips, strips + strips // 64 + 1)
+    return next((count for count in candidates if any(least <= part <= 2 * least for part in divisors(count))), strips)
 
 
 def reduction_parts(shape: ConvShape, vectors: int, input_bytes: int, machine: Machine) -> int:
@@ -234,7 +277,8 @@ def reduction_parts(shape: ConvShape, vectors: int, input_bytes: int, machine: M
     they are too many, those of a part in the L1 cache.
     """
     panel_bytes = shape.reduction * vectors * machine.vector_bits // 8
-    if panel_bytes <= 2 * machine.l1 or panel_bytes + input_bytes <= machine.l2 * 3 // 4:
+    room = machine.l2 * (2 if machine.shares_l3 else 3) // 4  # what does not stay costs more where the next is far
+    if panel_bytes <= 2 * machine.l1 or panel_bytes + input_bytes <= room:
         return 1
     return next(
         (parts for parts in divisors(shape.in_chunks) if panel_bytes // parts <= machine.l1 * 5 // 8), shape.in_chunks
@@ -279,7 +323,7 @@ def _banded_tile(shape: ConvShape, columns: int, vectors: int, parallel: bool, m
     strips, groups = shape.out_w // columns, shape.out_chunks // vectors
     strip_bytes = -(-shape.input_row_bytes // strips)
     parts_of_sums = reduction_parts(shape, vectors, shape.input_row_bytes, machine)
-    copies = shape.copy_slots / strips / (columns * vectors * shape.reduction)  # of a strip, in register tiles
+    copies = shape.copy_slots / (columns * vectors * shape.reduction)  # in register tiles
     best, best_cost = (1, 1), float("inf")
     for bands in divisors(strips):
         if parts_of_sums == 1 and strips // bands > 1 and strip_bytes * (strips // bands) > machine.l2 // 2:
@@ -287,7 +331,8 @@ def _banded_tile(shape: ConvShape, columns: int, vectors: int, parallel: bool, m
         for parts in divisors(groups):
             tasks = shape.planes * bands * parts
             rounds = -(-tasks // machine.cores) if parallel else tasks
-            cost = rounds * ((strips // bands) * (groups // parts + copies) + 0.2 + 0.05 * groups / parts)
+            copied = copies * ((1 - shape.copied_behind) / bands + shape.copied_behind)
+            cost = rounds * ((strips // bands) * (groups // parts) + copied + 0.2 + 0.05 * groups / parts)
             if cost < best_cost:
                 best, best_cost = (bands, parts), cost
     return ConvTile(columns, vectors, 1, best[1], parallel, best[0], parts_of_sums)

@@ -89,8 +89,11 @@ def read_convolution(schedule: Schedule, machine: Machine) -> tuple[SBlockRV, SB
     shape = _shape_of(schedule, conv, axes_of_convolution(loop_extents(schedule, conv), transposed is not None))
     if pixels is not None:
         size = _input_bytes(schedule, conv)
-        copying = 0.0 if pad is None else _copy_slots(schedule, conv, size, machine)
-        shape = replace(shape, input_row_bytes=size, bands=True, copy_slots=copying)
+        shape = replace(shape, input_row_bytes=size, bands=True)
+        if pad is not None:
+            behind = 1 - shape.out_w / int(schedule.get(conv).reads[0].source.shape[-2])
+            slots = _copy_slots(schedule, conv, size, machine)
+            shape = replace(shape, copy_slots=slots, copied_behind=max(0.0, behind))
     return conv, pad, shape, transposed is not None
 
 
@@ -157,7 +160,7 @@ def _input_bytes(schedule: Schedule, conv: SBlockRV) -> int:
 def _copy_slots(schedule: Schedule, conv: SBlockRV, size: int, machine: Machine) -> float:
     source = schedule.get(conv).reads[0].source
     move_bytes = int(source.shape[-1]) * (tvm.DataType(source.dtype).bits // 8)
-    return size // move_bytes * move_slots(move_bytes, machine)
+    return size // move_bytes * move_slots(move_bytes, machine, size)
 
 
 def _store_by_pixel(schedule: Schedule, store: SBlockRV) -> None:

@@ -31,6 +31,10 @@ class KnownCpu:
         Bytes a second that two cores together move between memory and registers; 0: as any CPU of its instruction set.
     free_loads : int
         Loads beside six multiply-adds of vectors that take no time of their own; 0: however many there are.
+    slow_load : float
+        Multiply-adds that a load which is not free takes the place of.
+    far_bytes : int
+        Bytes that arrive from the L2 cache in a cycle without being in the way of the multiply-adds.
     fetches_once : bool
         Whether non-temporal fetches of what several cores read once are faster: measured, transposes of 64 MiB take
         0.88 to 0.95 of the time on two cores of Zen 5, those of 16 MiB 0.97 to 1.00; on one core up to 1.06.
@@ -49,6 +53,8 @@ class KnownCpu:
     l2_bytes: int = 0
     memory_bandwidth: float = 0.0
     free_loads: int = 0
+    slow_load: float = 0.8
+    far_bytes: int = 16
     fetches_once: bool = False
     fetches_near: bool = False
 
@@ -71,7 +77,9 @@ KNOWN_CPUS: Mapping[str, KnownCpu] = {
     ),  # Xeon Scalable, first generation
     "cascadelake": KnownCpu(32, 1 << 10, 27 << 10, 2.6e9, 2, l2_bytes=48, free_loads=3),
     "cooperlake": KnownCpu(32, 1 << 10, 38 << 10, 2.8e9, 2, l2_bytes=48, free_loads=3),
-    "icelake-server": KnownCpu(48, 1280, 48 << 10, 2.8e9, 2, l2_bytes=48, free_loads=3),
+    "icelake-server": KnownCpu(
+        48, 1280, 48 << 10, 2.8e9, 2, l2_bytes=30, memory_bandwidth=36e9, free_loads=3, slow_load=2.0, far_bytes=32
+    ),
     "sapphirerapids": KnownCpu(48, 2 << 10, 105 << 10, 3.0e9, 2, l2_bytes=48, free_loads=3),
     "emeraldrapids": KnownCpu(48, 2 << 10, 320 << 10, 3.0e9, 2, l2_bytes=48, free_loads=3),
     "graniterapids": KnownCpu(48, 2 << 10, 480 << 10, 3.0e9, 2, l2_bytes=48, free_loads=3),

@@ -42,6 +42,10 @@ class Machine:
         element that is met with few vectors costs as much as a multiply-add.
     free_loads : int
         Loads beside six multiply-adds of vectors that take no time of their own; 0: however many there are.
+    slow_load : float
+        Multiply-adds that a load which is not free takes the place of.
+    far_bytes : int
+        Bytes that arrive from the L2 cache in a cycle without being in the way of the multiply-adds.
     fetches_once : bool
         Whether several cores that read more than the caches hold, each line once, do so faster when it is fetched as
         such (non-temporal), which keeps it from the last cache. Other CPUs may have lost it when it is read.
@@ -84,6 +88,8 @@ class Machine:
     pairs_loads: bool = False
     fuses: bool = True
     free_loads: int = 0
+    slow_load: float = 0.8
+    far_bytes: int = 16
     fetches_once: bool = False
     fetches_near: bool = False
     l1: int = 32 << 10
@@ -129,10 +135,10 @@ class Machine:
         if not self.free_loads:
             return 0.0
         loads_in_excess = max(0, loads - multiply_adds * self.free_loads / 6)
-        bytes_in_excess = max(0, far * self.vector_bits / 8 - FAR_BYTES * multiply_adds / 2)
+        bytes_in_excess = max(0, far * self.vector_bits / 8 - self.far_bytes * multiply_adds / 2)
         # With 512 bits an excess of two alone was measured, and is as dear by either law.
         crowd = loads_in_excess / 2 if self.vector_bits < 512 else 1
-        return SLOW_LOAD * loads_in_excess * crowd + SLOW_BYTE * bytes_in_excess
+        return self.slow_load * loads_in_excess * crowd + SLOW_BYTE * bytes_in_excess
 
     def narrowing(self, parts: int) -> float:
         """How many times as long as in whole vectors as many multiply-adds take in vectors of a part of the width.
@@ -167,14 +173,16 @@ READ_ALONE = 1.2
 UNFUSED_BROADCAST = 0.8
 """Multiply-adds that a load and a shuffle take the place of, measured with code for SSE4 on Zen 3."""
 
-SLOW_LOAD, SLOW_BYTE, FAR_BYTES = 0.8, 0.025, 16
-"""Multiply-adds that a load which is not free takes the place of, and those of a byte from the L2 cache beyond so many
-in the time of two.
+SLOW_BYTE = 0.025
+"""Multiply-adds that a byte takes the place of which arrives from the L2 cache beyond those that are in nobody's way.
 
-On servers by Intel, where one load for every two multiply-adds is free, tiles of 8 x 3 and 9 x 3 vectors were measured
-at 240 GFLOP/s, 14 x 2 and 6 x 4 at 225, 8 x 2 at 214 and 4 x 6 at 210. On Zen 3, in vectors of 256 bits, loads get into
-each other's way the more of them there are: of the peak, 4 x 2, 5 x 2, 6 x 2 and 4 x 3 were measured at 0.96 to 0.98,
-8 x 1 at 0.79, 9 x 1 at 0.77, 10 x 1 at 0.72 and 14 x 1 at 0.66. On Zen 5 nothing is seen of it.
+On Sapphire Rapids, where one load for every two multiply-adds is free, tiles of 8 x 3 and 9 x 3 vectors were measured
+at 240 GFLOP/s, 14 x 2 and 6 x 4 at 225, 8 x 2 at 214 and 4 x 6 at 210. Ice Lake loads one vector of 512 bits a cycle
+and no more, an element for all its lanes included: of the peak, 14 x 2 were measured at 0.87, 12 x 2 at 0.85, 8 x 2 at
+0.82 and 28 x 1 at 0.52, but 8 x 3, 7 x 3, 6 x 4 and 5 x 4 at 0.95 to 0.98, and 4 x 4, for which 30 bytes a cycle come
+from the L2 cache, at 0.95. On Zen 3, in vectors of 256 bits, loads get into each other's way the more of them there
+are: of the peak, 4 x 2, 5 x 2, 6 x 2 and 4 x 3 were measured at 0.96 to 0.98, 8 x 1 at 0.79, 9 x 1 at 0.77, 10 x 1 at
+0.72 and 14 x 1 at 0.66. On Zen 5 nothing is seen of it.
 """
 
 WORTH_FORKS = 1
@@ -201,7 +209,7 @@ L3_OF_CORE = 16 << 20
 as 480 MiB, most of which the other cores use: measured there, results of 16 MiB and more are better stored past it.
 """
 
-FIGURES = tuple(field.name for field in fields(Machine) if field.type == "float")
+FIGURES = tuple(field.name for field in fields(Machine) if field.type == "float" and field.name != "slow_load")
 """Fields of :class:`Machine` that ``tvm-ext calibrate`` measures."""
 
 # LLVM features that a row needs, best first.
@@ -289,6 +297,7 @@ def _machine(triple: str, mcpu: str, mattr: str, cores: int) -> Machine:
             row, l1=known.l1 << 10, l2=known.l2 << 10, **_own_part(known.l3 << 10, own), clock=known.clock,
             flops=2 * lanes * known.units * known.clock,
             l2_bandwidth=known.l2_bytes * known.clock or row.l2_bandwidth, free_loads=known.free_loads,
+            slow_load=known.slow_load, far_bytes=known.far_bytes,
             fetches_once=known.fetches_once, fetches_near=known.fetches_near,
             memory_bandwidth=known.memory_bandwidth or row.memory_bandwidth,
         )  # fmt: skip

