@@ -35,6 +35,8 @@ class KnownCpu:
         Multiply-adds that a load which is not free takes the place of.
     far_bytes : int
         Bytes that arrive from the L2 cache in a cycle without being in the way of the multiply-adds.
+    strip : int
+        Elements that a strip of tiles which transpose has at most; 0: as many as the second TLB has pages for.
     fetches_once : bool
         Whether non-temporal fetches of what several cores read once are faster: measured, transposes of 64 MiB take
         0.88 to 0.95 of the time on two cores of Zen 5, those of 16 MiB 0.97 to 1.00; on one core up to 1.06.
@@ -55,6 +57,7 @@ class KnownCpu:
     free_loads: int = 0
     slow_load: float = 0.8
     far_bytes: int = 16
+    strip: int = 0
     fetches_once: bool = False
     fetches_near: bool = False
 
@@ -78,11 +81,11 @@ KNOWN_CPUS: Mapping[str, KnownCpu] = {
     "cascadelake": KnownCpu(32, 1 << 10, 27 << 10, 2.6e9, 2, l2_bytes=48, free_loads=3),
     "cooperlake": KnownCpu(32, 1 << 10, 38 << 10, 2.8e9, 2, l2_bytes=48, free_loads=3),
     "icelake-server": KnownCpu(
-        48, 1280, 48 << 10, 2.8e9, 2, l2_bytes=30, memory_bandwidth=36e9, free_loads=3, slow_load=2.0, far_bytes=32
+        48, 1280, 48 << 10, 2.8e9, 2, 0, 30, memory_bandwidth=36e9, free_loads=3, slow_load=2.0, far_bytes=32, strip=32
     ),
-    "sapphirerapids": KnownCpu(48, 2 << 10, 105 << 10, 3.0e9, 2, l2_bytes=48, free_loads=3),
-    "emeraldrapids": KnownCpu(48, 2 << 10, 320 << 10, 3.0e9, 2, l2_bytes=48, free_loads=3),
-    "graniterapids": KnownCpu(48, 2 << 10, 480 << 10, 3.0e9, 2, l2_bytes=48, free_loads=3),
+    "sapphirerapids": KnownCpu(48, 2 << 10, 105 << 10, 3.0e9, 2, l2_bytes=48, free_loads=3, strip=32),
+    "emeraldrapids": KnownCpu(48, 2 << 10, 320 << 10, 3.0e9, 2, l2_bytes=48, free_loads=3, strip=32),
+    "graniterapids": KnownCpu(48, 2 << 10, 480 << 10, 3.0e9, 2, l2_bytes=48, free_loads=3, strip=32),
     # Cores of the fast kind, in vectors of 256 bits.
     "alderlake": KnownCpu(48, 1280, 30 << 10, 4.5e9, 2),
     "raptorlake": KnownCpu(48, 2 << 10, 36 << 10, 5.0e9, 2),

@@ -46,6 +46,8 @@ class Machine:
         Multiply-adds that a load which is not free takes the place of.
     far_bytes : int
         Bytes that arrive from the L2 cache in a cycle without being in the way of the multiply-adds.
+    strip : int
+        Elements that a strip of tiles which transpose has at most; 0: as many as the second TLB has pages for.
     fetches_once : bool
         Whether several cores that read more than the caches hold, each line once, do so faster when it is fetched as
         such (non-temporal), which keeps it from the last cache. Other CPUs may have lost it when it is read.
@@ -90,6 +92,7 @@ class Machine:
     free_loads: int = 0
     slow_load: float = 0.8
     far_bytes: int = 16
+    strip: int = 0
     fetches_once: bool = False
     fetches_near: bool = False
     l1: int = 32 << 10
@@ -297,7 +300,7 @@ def _machine(triple: str, mcpu: str, mattr: str, cores: int) -> Machine:
             row, l1=known.l1 << 10, l2=known.l2 << 10, **_own_part(known.l3 << 10, own), clock=known.clock,
             flops=2 * lanes * known.units * known.clock,
             l2_bandwidth=known.l2_bytes * known.clock or row.l2_bandwidth, free_loads=known.free_loads,
-            slow_load=known.slow_load, far_bytes=known.far_bytes,
+            slow_load=known.slow_load, far_bytes=known.far_bytes, strip=known.strip,
             fetches_once=known.fetches_once, fetches_near=known.fetches_near,
             memory_bandwidth=known.memory_bandwidth or row.memory_bandwidth,
         )  # fmt: skip

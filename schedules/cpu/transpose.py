@@ -109,7 +109,7 @@ def transpose(schedule: Schedule, block: SBlockRV, machine: Machine) -> bool:
         streams = stream_large_result(schedule, block, innermost, machine, is_far)
         once = streams and machine.fetches_once and machine.cores > 1
         staging = machine.l2 // STAGED_PART if streams and is_far and side * size != LINE else 0
-    mark_tile(schedule, inner, side, staging, once)
+    mark_tile(schedule, inner, side, staging, once, machine.strip)
     return True
 
 

@@ -46,14 +46,22 @@ ONCE_ATTRIBUTE = "tvm_ext.simd_fetch_once"
 """Annotation of the same loop: 1 to fetch the next tiles as what is read only once."""
 
 
-def mark_tile(schedule: Schedule, outer: LoopRV, side: int, staging: int = 0, once: bool = False) -> None:
+STRIP_ATTRIBUTE = "tvm_ext.simd_strip"
+"""Annotation of the same loop: most elements of a strip, see :func:`strip_length`."""
+
+
+def mark_tile(
+    schedule: Schedule, outer: LoopRV, side: int, staging: int = 0, once: bool = False, strip: int = 0
+) -> None:
     """Ask for ``outer`` and the marked loop directly inside it to be made of square tiles when the kernel is lowered.
 
     ``outer`` must be the axis along which what is read is contiguous, the inner loop that of what is written.
     ``staging`` is the size in bytes of a buffer that results go through, or 0. With ``once``, tiles that are fetched
-    ahead are kept from the outer caches.
+    ahead are kept from the outer caches. ``strip`` limits the elements of a strip, if not 0.
     """
     schedule.annotate(outer, TILE_ATTRIBUTE, side)
+    if strip:
+        schedule.annotate(outer, STRIP_ATTRIBUTE, strip)
     if once:
         schedule.annotate(outer, ONCE_ATTRIBUTE, 1)
     if staging:
@@ -153,6 +161,7 @@ class _Tiler:
             return self._blocks(rows, columns, max(1, bits // 8))
         tiles = LINE * 8 // (self._side * bits) if is_marked(self._inner) else 1
         length = min(strip_length(found.stride, self._side, tiles) for found in self._transposed)
+        length = min(length, int((self._outer.annotations or {}).get(STRIP_ATTRIBUTE, length)))
         zero = self._constant(0)
         together = self._interleaved(columns)
         if together and rows >= together:
