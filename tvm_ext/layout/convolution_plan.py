@@ -224,7 +224,7 @@ def rows_plan(
     if shape.groups == 1:
         chunks = computed_chunks(width, chunks, machine, reduction)
     copying = 0.0
-    if not any(shape.padding):  # else the input is copied in any case
+    if not rounds and not any(shape.padding):  # else the input is copied in any case
         moves = prod(shape.extents) * count_blocks(shape.in_channels, blocks[0])
         slots = moves * move_slots(FLOAT_BYTES * blocks[0], machine, moves * FLOAT_BYTES * blocks[0])
         copying = slots / (prod(shape.results[:-1]) * chunks * reduction)

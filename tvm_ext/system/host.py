@@ -119,6 +119,7 @@ _MICROARCHITECTURES: dict[tuple[str, int], tuple[tuple[int, int, str], ...]] = {
         (0x60, 0xAF, "Zen 4"),
     ),
     ("AuthenticAMD", 26): ((0x00, 0xFF, "Zen 5"),),
+    ("GenuineIntel", 6): ((0x6A, 0x6A, "Ice Lake"),),  # of servers
 }
 
 
@@ -135,8 +136,8 @@ def machine_kind(machine: Mapping[str, Any]) -> str:
     if len(numbers) >= 2 and all(number.isdigit() for number in numbers[:2]):
         family, model = int(numbers[0]), int(numbers[1])
         rows = _MICROARCHITECTURES.get((vendor, family), ())
-        name = next((row[2] for row in rows if row[0] <= model <= row[1]), name)
         if vendor == "GenuineIntel":
             name = "Intel with AMX" if "amx_int8" in machine["isa"] else f"Intel {numbers[0]}/{numbers[1]}"
+        name = next((row[2] for row in rows if row[0] <= model <= row[1]), name)
     cores = machine["cores"]
     return f"{name}, {cores} core{'s' if cores != 1 else ''}"

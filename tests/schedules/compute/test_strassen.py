@@ -231,6 +231,12 @@ def test_large_products_are_planned_and_small_ones_are_not() -> None:
         assert plan(rows, reduction, columns) is None
 
 
+def test_nothing_is_planned_where_the_last_cache_is_far() -> None:
+    shape, server = MatmulShape((1, 128, 768), (768, 3072)), replace(ZEN_5, shares_l3=True)
+    assert plan_strassen(shape, 128, "float32", ZEN_5) is not None
+    assert plan_strassen(shape, 128, "float32", server) is None
+
+
 def test_few_rows_and_columns_are_filled_up() -> None:
     """The tokens of a vision transformer, and the words of a language model, of which there is an odd number."""
     for rows, columns in ((197, 768), (127, 3072), (64, 50257), (50, 1000)):

@@ -16,7 +16,15 @@ from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules.compute.packed_weights import pack_weight
 from tvm_ext.schedules.compute.pixel_convolution import pixel_convolution
 from tvm_ext.schedules.cpu import RULES
-from tvm_ext.schedules.cpu.conv_tile import ConvShape, computed_pixels, conv_tile, register_tile
+from tvm_ext.schedules.cpu.conv_tile import (
+    ConvShape,
+    computed_pixels,
+    computed_width,
+    conv_tile,
+    move_slots,
+    reduction_parts,
+    register_tile,
+)
 from tvm_ext.schedules.cpu.convolution import Convolution
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
 from tvm_ext.schedules.rule import apply_rules
@@ -119,6 +127,47 @@ def test_pixels_are_cut_regardless_of_rows_where_that_wastes_less() -> None:
     assert computed_pixels((7, 7), 64, 4608, lambda _: 4 << 15, 32, AVX2) == 0
     for size in (7, 14, 28, 56):
         assert computed_pixels((size, size), 32, 2304, nothing, 64, AVX512) == 0
+
+
+SERVER = replace(AVX512, l2=1280 << 10, l3=32 << 20, shares_l3=True)
+
+
+def test_an_input_is_not_copied_to_fill_up_a_tile() -> None:
+    """35 columns in tiles of 5, as they are, or in tiles of 12 or so, of which the last is filled up."""
+    filled = computed_width(35, 4, AVX512, 192)
+    assert filled > 35
+    assert computed_width(35, 4, AVX512, 192, copying=1e-9) == filled
+    assert computed_width(35, 4, AVX512, 192, copying=10) == 35
+    assert computed_width(36, 4, AVX512, 192, copying=10) == 36
+
+
+def test_copies_that_leave_the_second_cache_of_a_server_are_slow() -> None:
+    assert move_slots(64, SERVER, 100 << 10) == move_slots(64, SERVER) == move_slots(64, AVX512, 4 << 20)
+    assert move_slots(64, SERVER, 1 << 20) > 4 * move_slots(64, SERVER)
+
+
+def test_a_prime_number_of_strips_is_filled_up() -> None:
+    """3136 pixels are 523 strips of 6, a prime: two tasks need an even number, and each of them whole strips."""
+    for size in (28, 56, 112):
+
+        def moves(pixels: int) -> int:
+            return 2 * pixels
+
+        pixels = computed_pixels((size, size), 4, 2304, moves, 64, AVX2, forced=True)
+        columns, _ = register_tile(pixels, 4, AVX2, 2304, exact=True)
+        strips = pixels // columns
+        assert size * size <= pixels <= 1.03 * size * size + columns
+        assert any(strips % parts == 0 for parts in range(2, 16))
+
+
+def test_sums_are_divided_where_what_is_left_of_the_second_cache_is_far() -> None:
+    """1024 channels of 14 x 14 pixels: 256 KiB of weights are met by an input of 784."""
+    shape = shape_of(1024, in_chunks=64)
+    assert reduction_parts(shape, 4, 400 << 10, replace(SERVER, shares_l3=False)) == 1
+    parts = reduction_parts(shape, 4, 400 << 10, SERVER)
+    assert parts > 1
+    assert 1024 // parts * 4 * 64 <= SERVER.l1 * 5 // 8
+    assert reduction_parts(shape, 4, 100 << 10, SERVER) == 1
 
 
 def test_copying_elements_one_by_one_is_not_worth_it() -> None:

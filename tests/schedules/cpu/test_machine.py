@@ -71,6 +71,17 @@ def test_slow_loads_choose_tiles_of_few_loads() -> None:
     assert matmul.register_tile(1024, 64, 1024, 4096, quick) == (8, 2)
 
 
+def test_one_load_a_cycle_chooses_tiles_that_need_no_more() -> None:
+    """As measured on Ice Lake: 14 x 2 take 1.1 times as long as 6 x 4, and 4 x 4 are worth their bytes from L2."""
+    ice_lake = machine.machine_of(tvm.target.Target({"kind": "llvm", "mcpu": "icelake-server", "num-cores": 2}))
+    assert ice_lake.excess_loads(16, 28) == pytest.approx(4)  # 16 cycles in place of 14
+    assert (ice_lake.excess_loads(10, 24), ice_lake.excess_loads(8, 16, 4)) == (0, 0)
+    assert conv_tile.register_tile(28, 8, ice_lake, 512, exact=True) == (4, 4)
+    assert conv_tile.register_tile(28, 8, ice_lake, 512)[1] >= 3
+    assert matmul.register_tile(128, 48, 768, 3072, ice_lake) == (8, 3)
+    assert (ice_lake.strip, MACHINE.strip) == (32, 0)
+
+
 def test_columns_that_stay_in_the_cache_of_a_core_are_wide() -> None:
     zen3 = machine.machine_of(tvm.target.Target({"kind": "llvm", "mcpu": "znver3"}))
     assert matmul.register_tile(128, 96, 3072, 4 * 3072, zen3) == (4, 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import te, tirx
@@ -20,11 +21,12 @@ from tvm_ext.schedules.simd.tiles import mark_tile
 
 
 def transposition(
-    rows: int, columns: int, dtype: str, side: int, limit: int | None = None, piece: int = 0, parallel: bool = False
-) -> tirx.PrimFunc:
+    rows: int, columns: int, dtype: str, side: int, limit: int | None = None, piece: int = 0, parallel: bool = False,
+    strip: int = 0,
+) -> tirx.PrimFunc:  # fmt: skip
     """Transpose (rows, columns); rows from ``limit`` on count as zero.
 
-    With ``piece`` the columns are cut into pieces of so many.
+    With ``piece`` the columns are cut into pieces of so many, with ``strip`` strips are no longer than that.
     """
     source = te.placeholder((rows if limit is None else limit, columns), dtype, "source")
 
@@ -38,7 +40,7 @@ def transposition(
         task, outer = schedule.split(outer, [None, piece])
         if parallel:
             schedule.parallel(task)
-    mark_tile(schedule, outer, side)
+    mark_tile(schedule, outer, side, strip=strip)
     mark_simd(schedule, inner, side)
     return schedule.mod
 
@@ -86,6 +88,20 @@ def test_rows_that_do_not_exist_are_not_loaded(rows: int, limit: int, columns: i
 def test_a_large_matrix_goes_in_strips(rows: int, columns: int) -> None:
     x = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
     np.testing.assert_array_equal(turned(transposition(rows, columns, "float32", 16), x, (columns, rows)), x.T)
+
+
+@pytest.mark.parametrize("strip", [16, 32, 48, 1024])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 100), (33, 31), (127, 65), (300, 500)])
+def test_strips_of_a_given_length(rows: int, columns: int, strip: int) -> None:
+    x = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
+    limited = transposition(rows, columns, "float32", 16, strip=strip)
+    np.testing.assert_array_equal(turned(limited, x, (columns, rows)), x.T)
+    if rows >= 2 * strip:
+        loops: list[int] = []
+        tvm_ffi.structural_walk(
+            vector_code()(limited)["main"].body, [(tirx.For, lambda loop: loops.append(int(loop.extent)))]
+        )
+        assert rows // strip in loops
 
 
 @pytest.mark.parametrize(
