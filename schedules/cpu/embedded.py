@@ -32,7 +32,7 @@ from tvm_ext.schedules.kernel.blocks import annotated_block, is_spatial, loop_ex
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 from tvm_ext.schedules.simd.prefetch import mark_forgetful
-from tvm_ext.schedules.simd.tiles import mark_tile
+from tvm_ext.schedules.simd.tile_marks import mark_tile
 
 
 class Embedded:

@@ -26,7 +26,7 @@ from tvm_ext.schedules.knobs import divide
 from tvm_ext.schedules.rule import Cost, is_prepared, new_schedule, prepared_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 from tvm_ext.schedules.simd.prefetch import mark_steps
-from tvm_ext.schedules.simd.tiles import mark_tile
+from tvm_ext.schedules.simd.tile_marks import mark_tile
 
 DIRECT_ROWS = 4
 """With so few rows a computed right operand is read where it lies: packing would cost more than the product."""

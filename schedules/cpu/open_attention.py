@@ -24,7 +24,7 @@ from tvm_ext.schedules.cpu.open_tiles import ZERO, digits, kept, product, regist
 from tvm_ext.schedules.cpu.tasks import WORK_ATTRIBUTE
 from tvm_ext.schedules.rule import RULE_ATTRIBUTE
 from tvm_ext.schedules.simd.loops import EXACT_ATTRIBUTE, SIMD_ATTRIBUTE
-from tvm_ext.schedules.simd.tiles import TILE_ATTRIBUTE
+from tvm_ext.schedules.simd.tile_marks import TILE_ATTRIBUTE
 
 RULE = "cpu.open_attention"
 """Stands as the schedule rule of these kernels: they are written as they should be."""

@@ -31,8 +31,8 @@ from tvm_ext.schedules.kernel.operations import data_parallel_blocks
 from tvm_ext.schedules.kernel.simplify_indices import simplify_indices
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
+from tvm_ext.schedules.simd.tile_marks import mark_tile
 from tvm_ext.schedules.simd.tile_shapes import LINE, PAGE
-from tvm_ext.schedules.simd.tiles import mark_tile
 
 SMALLEST_SIDE, LARGEST_SIDE = 4, 16
 """Sides of tiles: below, loading lane by lane is as good; above, the tile does not fit the registers."""

@@ -31,7 +31,8 @@ from tvm_ext.schedules.simd.reductions import Reduction, check_independent, find
 from tvm_ext.schedules.simd.scratch import pad_scratch
 from tvm_ext.schedules.simd.small_floats import has_no_vectors, names_small_floats, one_by_one
 from tvm_ext.schedules.simd.stream import is_marked
-from tvm_ext.schedules.simd.tiles import STAGING_ATTRIBUTE, TILE_ATTRIBUTE, tile_loops
+from tvm_ext.schedules.simd.tile_marks import STAGING_ATTRIBUTE, TILE_ATTRIBUTE
+from tvm_ext.schedules.simd.tiles import tile_loops
 from tvm_ext.schedules.simd.transcendental import expands
 from tvm_ext.schedules.simd.vector import broadcast, choose, element_type
 from tvm_ext.schedules.simd.widen import NeedsWholeVectors, NotVectorizable, Widener, uses

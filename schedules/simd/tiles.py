@@ -18,54 +18,21 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.ir.prim import expr as prim
-from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV
 
 from tvm_ext.relax_utils import substitute
 from tvm_ext.schedules.simd.imported import PREFETCH, PREFETCH_ONCE
 from tvm_ext.schedules.simd.lanes import holds_load
 from tvm_ext.schedules.simd.prefetch import fetch
 from tvm_ext.schedules.simd.stream import is_marked
+from tvm_ext.schedules.simd.tile_marks import ONCE_ATTRIBUTE, STRIP_ATTRIBUTE
 from tvm_ext.schedules.simd.tile_shapes import LINE, block_sides, strip_length
 from tvm_ext.schedules.simd.vector import broadcast, element_type, operation, wide_type
 from tvm_ext.schedules.simd.widen import NotVectorizable, Widener, uses
-
-TILE_ATTRIBUTE = "tvm_ext.simd_tile"
-"""Annotation of the outer of two loops: side of the square tiles they are to be cut into."""
 
 AHEAD = 2
 """Tiles below the one that is stored past the caches which are fetched. Measured on Zen 5: with one or four, transposes
 take 1.02 to 1.05 times as long, without any 1.2 times.
 """
-
-STAGING_ATTRIBUTE = "tvm_ext.simd_staging"
-"""Annotation of the same loop: bytes of a buffer that the tiles of a block are stored to first; 0 for none."""
-
-
-ONCE_ATTRIBUTE = "tvm_ext.simd_fetch_once"
-"""Annotation of the same loop: 1 to fetch the next tiles as what is read only once."""
-
-
-STRIP_ATTRIBUTE = "tvm_ext.simd_strip"
-"""Annotation of the same loop: most elements of a strip, see :func:`strip_length`."""
-
-
-def mark_tile(
-    schedule: Schedule, outer: LoopRV, side: int, staging: int = 0, once: bool = False, strip: int = 0
-) -> None:
-    """Ask for ``outer`` and the marked loop directly inside it to be made of square tiles when the kernel is lowered.
-
-    ``outer`` must be the axis along which what is read is contiguous, the inner loop that of what is written.
-    ``staging`` is the size in bytes of a buffer that results go through, or 0. With ``once``, tiles that are fetched
-    ahead are kept from the outer caches. ``strip`` limits the elements of a strip, if not 0.
-    """
-    schedule.annotate(outer, TILE_ATTRIBUTE, side)
-    if strip:
-        schedule.annotate(outer, STRIP_ATTRIBUTE, strip)
-    if once:
-        schedule.annotate(outer, ONCE_ATTRIBUTE, 1)
-    if staging:
-        schedule.annotate(outer, STAGING_ATTRIBUTE, staging)
 
 
 @dataclass(frozen=True)

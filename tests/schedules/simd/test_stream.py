@@ -19,7 +19,7 @@ from tvm_ext.schedules.cpu.streaming import stream_large_result
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 from tvm_ext.schedules.simd.stream import mark_stream
-from tvm_ext.schedules.simd.tiles import mark_tile
+from tvm_ext.schedules.simd.tile_marks import mark_tile
 
 VECTOR_TARGETS = ["native", "avx2", "sse4"]
 

@@ -16,8 +16,8 @@ from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
 from tvm_ext.schedules.simd.stream import mark_stream
+from tvm_ext.schedules.simd.tile_marks import mark_tile
 from tvm_ext.schedules.simd.tile_shapes import LINE, block_sides, strip_length
-from tvm_ext.schedules.simd.tiles import mark_tile
 
 
 def transposition(
