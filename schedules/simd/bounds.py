@@ -125,7 +125,7 @@ class _Checker:
             for part in (statement.value, *statement.indices):
                 self._expression(part)
             self._access(statement.buffer, statement.indices, None)
-            self._contents.forget(statement)
+            self._contents.store(statement)
         elif kind is tirx.Bind:
             self._expression(statement.value)
             self._define(statement.var, statement.value)
@@ -276,6 +276,9 @@ class _Checker:
             return True
         if not isinstance(extent, prim.IntImm):
             return False
+        bound = self._analyzer.const_int_bound(self._contents.valued(index))
+        if bound.min_value >= 0 and bound.max_value < int(extent):
+            return True
         return bool(self._analyzer.can_prove(prim.And(index >= 0, index < extent), _SOLVER))
 
     def _substituted(self, expression: Any) -> Any:

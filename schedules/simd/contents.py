@@ -24,6 +24,11 @@ def _called(node: Any) -> str:
     return getattr(node.op, "name", "").rpartition(".")[2] if isinstance(node, tvm.ir.Call) else ""
 
 
+def _place(indices: Any) -> int | None:
+    """Give the one index of an access as a number; None if it is none."""
+    return int(indices[0]) if len(indices) == 1 and isinstance(indices[0], tirx.IntImm) else None
+
+
 def _written_by(node: Any) -> set[Any]:
     """List the tensors that a statement or an expression writes to, by the names it has for them."""
     written: set[Any] = set()
@@ -60,6 +65,7 @@ class Contents:
             func.body, [(tirx.AllocBuffer, self._allocate), (tirx.DeclBuffer, self._declare), (tirx.Bind, self._bind)]
         )
         self._elements: dict[Any, Any] = {}
+        self._values: dict[Any, dict[int, Any]] = {}  # by present names: whole numbers that were put at known places
         self.names: dict[Any, Any] = {}
         """The present name of each tensor that has been written to; a copy of it can be put back."""
 
@@ -76,6 +82,32 @@ class Contents:
             return self._elements.setdefault(tvm_ffi.StructuralKey(load), tvm.ir.Var("element", load.ty))
 
         return tvm_ffi.structural_mutate(self(expression), [(tvm.ir.TensorLoad, name)])
+
+    def valued(self, expression: Any) -> Any:
+        """Put what was stored in the place of whole numbers of tensors, in an expression with their present names."""
+
+        def value(load: Any, mutator: Any) -> Any:
+            known = self._values.get(load.source)
+            place = _place(load.indices) if known else None
+            if known is None or place not in known:
+                return mutator.default_mutate(load)
+            return self.valued(known[place])
+
+        if not self._values:
+            return expression
+        return tvm_ffi.structural_mutate(expression, [(tvm.ir.TensorLoad, value)])
+
+    def store(self, statement: Any) -> None:
+        """Say that a store has run: its element is what was stored, all others of the tensor are what they were."""
+        buffer, place, value = statement.buffer, _place(statement.indices), self(statement.value)
+        kept = self._values.get(self.names.get(buffer, buffer), {})
+        self.forget(statement)
+        if place is None or self._memory_of(buffer) is None:
+            return
+        values = {other: known for other, known in kept.items() if other != place}
+        if lanes_of(value) == 1 and str(value.ty.dtype).startswith("int"):
+            values[place] = value
+        self._values[self.names.get(buffer, buffer)] = values
 
     def forget(self, node: Any) -> None:
         """Say that a statement or an expression has run, or may have run any number of times."""

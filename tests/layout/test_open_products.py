@@ -71,6 +71,24 @@ def test_columns_that_leave_a_part_of_a_vector_in_the_last_of_several_tiles(cpu:
         assert UNPROVED_ATTRIBUTE not in product.attrs, (count, product.attrs[UNPROVED_ATTRIBUTE])
 
 
+@pytest.mark.parametrize(
+    ("cpu", "columns"), [("x86-64-v2", 17), ("haswell", 50), ("skylake-avx512", 100), ("icelake-server", 1000)]
+)
+def test_what_is_added_to_columns_that_leave_a_part_of_a_vector(cpu: str, columns: int) -> None:
+    """A bias has as many elements as columns: reading the last ones as a vector is proved to stay inside of it."""
+    x = relax.Var("x", relax.TensorType([tirx.Var("m", "int64"), 19], "float32"))
+    weight, bias = (relax.const(np.ones(shape, "float32")) for shape in ((19, columns), (columns,)))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.add(builder.emit(relax.op.matmul(x, weight)), bias))
+        builder.emit_func_output(result)
+    with tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": 1}):
+        mod = relax.get_pipeline("tvm_ext")(builder.get())
+    (product,) = (func for var, func in mod.functions.items() if "product" in var.name_hint)
+    assert UNPROVED_ATTRIBUTE not in product.attrs, product.attrs[UNPROVED_ATTRIBUTE]
+
+
 @pytest.mark.parametrize("cpu", ["x86-64-v2", "haswell", "skylake-avx512"])
 def test_open_columns_that_leave_a_part_of_a_vector(cpu: str) -> None:
     m, k, n = (tirx.Var(name, "int64") for name in "mkn")

@@ -200,6 +200,55 @@ def test_what_is_written_is_another_number() -> None:
         assert (not unproved_accesses(kernel)) == proved, kernel.script()
 
 
+def test_what_was_stored_is_known_until_it_is_written_to() -> None:
+    """A group of columns is put into memory, and the vector of the last ones begins there."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(x: T.Buffer((100,), "float32"), y: T.Buffer((4,), "float32"), z: T.Buffer((2,), "int32")) -> None:
+        place = T.alloc_buffer((2,), "int32")
+        for v in range(10):
+            place[0] = v % 2
+            place[1] = 7
+            y[T.Ramp(0, 1, 4)] = x[T.Ramp(place[0] * 96, 1, 4)]
+
+    @T.prim_func(s_tir=True)
+    def too_far(x: T.Buffer((100,), "float32"), y: T.Buffer((4,), "float32"), z: T.Buffer((2,), "int32")) -> None:
+        place = T.alloc_buffer((2,), "int32")
+        for v in range(10):
+            place[0] = v % 2
+            y[T.Ramp(0, 1, 4)] = x[T.Ramp(place[0] * 97, 1, 4)]
+
+    @T.prim_func(s_tir=True)
+    def replaced(x: T.Buffer((100,), "float32"), y: T.Buffer((4,), "float32"), z: T.Buffer((2,), "int32")) -> None:
+        place = T.alloc_buffer((2,), "int32")
+        for v in range(10):
+            place[0] = v % 2
+            if z[0] > 0:
+                place[0] = z[1]
+            y[T.Ramp(0, 1, 4)] = x[T.Ramp(place[0] * 96, 1, 4)]
+
+    @T.prim_func(s_tir=True)
+    def somewhere(x: T.Buffer((100,), "float32"), y: T.Buffer((4,), "float32"), z: T.Buffer((2,), "int32")) -> None:
+        place = T.alloc_buffer((2,), "int32")
+        for v in range(10):
+            place[0] = v % 2
+            place[z[0]] = z[1]
+            y[T.Ramp(0, 1, 4)] = x[T.Ramp(place[0] * 96, 1, 4)]
+
+    @T.prim_func(s_tir=True)
+    def afterwards(x: T.Buffer((100,), "float32"), y: T.Buffer((4,), "float32"), z: T.Buffer((2,), "int32")) -> None:
+        place = T.alloc_buffer((2,), "int32")
+        place[0] = 0
+        for _ in range(10):
+            y[T.Ramp(0, 1, 4)] = x[T.Ramp(place[0] * 96, 1, 4)]
+            place[0] = place[0] + 1
+
+    assert not unproved_accesses(FlattenBuffer()(tvm.IRModule({"main": kernel}))["main"])
+    for wrong in (too_far, replaced, somewhere, afterwards):
+        flat = FlattenBuffer()(tvm.IRModule({"main": wrong}))["main"]
+        assert len(unproved_accesses(flat)) == 1, wrong.script()
+
+
 def test_masks_of_loads_reach_machine_code() -> None:
     """TVM strips the mask off a load inside a choice by the same mask."""
     compiled = compile_graph(
