@@ -18,7 +18,9 @@ def const(*shape: int, dtype: str) -> relax.Expr:
     return relax.const(GENERATOR.uniform(0.5, 1.5, shape).astype(dtype), dtype)
 
 
-def module(dtype: str, bias: bool, twice: bool = False, axis: int = 1, convolution: bool = True) -> tvm.IRModule:
+def module(
+    dtype: str, bias: bool, twice: bool = False, axis: int = 1, convolution: bool = True, flat: bool = False
+) -> tvm.IRModule:
     builder = relax.BlockBuilder()
     data = relax.Var("data", relax.TensorType((2, CHANNELS, 6, CHANNELS), dtype))
     with builder.function("main", [data]):
@@ -26,7 +28,10 @@ def module(dtype: str, bias: bool, twice: bool = False, axis: int = 1, convoluti
             value: relax.Expr = data
             if convolution:
                 value = builder.emit(relax.op.nn.conv2d(value, const(CHANNELS, CHANNELS, 3, 3, dtype=dtype), 1, 1))
-            if bias:
+            if bias and flat:
+                reshaped = builder.emit(relax.op.reshape(const(CHANNELS, dtype=dtype), (1, CHANNELS, 1, 1)))
+                value = builder.emit(relax.op.add(value, reshaped))
+            elif bias:
                 value = builder.emit(relax.op.add(value, const(1, CHANNELS, 1, 1, dtype=dtype)))
             statistics = [const(CHANNELS, dtype=dtype) for _ in range(4)]
             normal = builder.emit(relax.op.nn.batch_norm(value, *statistics, axis=axis, training=False))
@@ -66,6 +71,14 @@ def test_meaning(dtype: str, bias: bool, twice: bool) -> None:
         assert operators(after) == ["relax.nn.conv2d", "relax.add"]
     tolerance = {"float16": 2e-2, "float32": 1e-5, "float64": 1e-12}[dtype]
     np.testing.assert_allclose(run(after, dtype), run(before, dtype), rtol=tolerance, atol=tolerance)
+
+
+def test_bias_in_the_shape_of_importers() -> None:
+    """A bias of one axis is reshaped; it is no constant itself."""
+    mod = module("float32", True, flat=True)
+    folded = relax.transform.DeadCodeElimination()(fold_batch_norm()(mod))
+    assert operators(folded) == ["relax.nn.conv2d", "relax.add"]
+    np.testing.assert_allclose(run(folded, "float32"), run(mod, "float32"), rtol=1e-4, atol=1e-4)
 
 
 def test_negative_variances_are_no_warnings() -> None:

@@ -19,7 +19,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.graph.origins import emit_from
-from tvm_ext.relax_utils import constant, rewriting_pass
+from tvm_ext.relax_utils import constant, rewriting_pass, static_shape
 
 # Convolutions whose weight has the output channels first, by operator name and layout of the weight.
 OUTPUT_CHANNELS_FIRST = {
@@ -116,6 +116,13 @@ class _Rewriter(PyExprMutator):
             return value
         return None
 
+    def _bias(self, expr: relax.Expr) -> np.ndarray | None:
+        """Give a constant, which importers bring into the shape of channels."""
+        reshape = self._definition(expr, "relax.reshape")
+        bias = constant(expr if reshape is None else reshape.args[0])
+        shape = static_shape(expr)
+        return None if bias is None or shape is None else bias.reshape(shape)
+
     def _fold(
         self, data: relax.Expr, scale: np.ndarray, shift: np.ndarray, axis: int, broadcast: list[int]
     ) -> tuple[relax.Var, np.ndarray] | None:
@@ -124,7 +131,7 @@ class _Rewriter(PyExprMutator):
             return None
         addition = self._definition(data, "relax.add")
         if addition is not None:
-            bias = constant(addition.args[1])
+            bias = self._bias(addition.args[1])
             if bias is None or bias.size != scale.size or self.uses[addition.args[0]] != 1:
                 return None
             if list(bias.shape) != [scale.size if extent == -1 else extent for extent in broadcast][-bias.ndim :]:

@@ -50,6 +50,7 @@ from tvm_ext.passes.float_legalizations import FLOAT_LEGALIZATIONS
 from tvm_ext.passes.flush_denormals import flush_kernels
 from tvm_ext.passes.fold_constants import fold_the_rest
 from tvm_ext.passes.grid_sample import SAMPLING_LEGALIZATIONS
+from tvm_ext.passes.group_norms import group_norms
 from tvm_ext.passes.half_precision import half_precision
 from tvm_ext.passes.indexing import INDEXING_LEGALIZATIONS
 from tvm_ext.passes.inputs_kept import foreign_kernels
@@ -101,6 +102,7 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
         [integer_arithmetic(all_axes=True), few_bit_weights()],
         [
             rms_norms(),
+            group_norms(),
             regrouped_steps(),
             batch_axes(),
             product_rows(),

@@ -64,11 +64,23 @@ def roll(data: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) ->
     return rolled
 
 
+def mish(data: torch.Tensor) -> torch.Tensor:
+    """Decompose ``x tanh(log(1 + exp(x)))`` without a logarithm: a quotient of polynomials of ``exp(x)``.
+
+    Which is 1 long before the exponential is beyond the largest number.
+    """
+    wide = data.to(torch.float64 if data.dtype == torch.float64 else torch.float32)
+    power = torch.exp(torch.clamp(wide, max=20))
+    terms = power * (power + 2)
+    return (wide * (terms / (terms + 2))).to(data.dtype)
+
+
 _GATHERED_ROLL = get_decompositions([torch.ops.aten.roll.default])[torch.ops.aten.roll.default]
 
 
 DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     **fake_quantized.DECOMPOSITIONS,
+    torch.ops.aten.mish.default: mish,
     torch.ops.aten.mode.default: mode,
     torch.ops.aten.repeat_interleave.Tensor: repeat_interleave,
     torch.ops.aten.roll.default: roll,

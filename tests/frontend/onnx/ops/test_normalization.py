@@ -108,3 +108,25 @@ def test_computed_scale_that_broadcasts_is_refused():
 def test_unknown_norm_is_named():
     with pytest.raises(ModelError, match=r"attribute p is 3, 1 or 2 was expected"):
         import_with_converters(node_model("LpNormalization", {"X": draw(2, 2)}, ["Y"], {"p": 3}))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("shape", [(2, 3, 7), (1, 5, 4, 3), (2, 1, 3, 1, 5)])
+def test_instance_normalisation_is_one_operator(dtype, shape):
+    values = {"X": draw(*shape).astype(dtype) * 30 + 100}
+    values |= {name: draw(shape[1], seed=1).astype(dtype) for name in ("scale", "B")}
+    module = import_with_converters(node_model("InstanceNormalization", values, ["Y"], {}, ("scale", "B")))
+    assert module.script().count("R.nn.") == 1
+    found = run_module(module, [values["X"]])[0]
+    x, axes = values["X"].astype("float64"), tuple(range(2, len(shape)))
+    normal = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + 1e-5)
+    scale, bias = (values[name].astype("float64").reshape(-1, *[1] * len(axes)) for name in ("scale", "B"))
+    assert found.dtype == dtype
+    tolerance = 2e-2 if dtype == "float16" else 1e-4
+    np.testing.assert_allclose(found, normal * scale + bias, rtol=tolerance, atol=tolerance)
+
+
+def test_instances_without_places():
+    values = {"X": draw(2, 3), "scale": draw(3), "B": draw(3)}
+    with pytest.raises(ModelError, match="input has 2 dimensions, a batch, channels and places were expected"):
+        import_with_converters(node_model("InstanceNormalization", values, ["Y"], {}, ("scale", "B")))

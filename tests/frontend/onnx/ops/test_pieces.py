@@ -70,3 +70,10 @@ def test_nothing_is_in_an_optional_value_that_is_left_out() -> None:
     model = helper.make_model(helper.make_graph(nodes, "g", [x], outputs), opset_imports=[helper.make_opsetid("", 18)])
     found = tvm_ext.compile(model).run([np.zeros(3, "float32")])
     assert [bool(found["none"]), bool(found["one"])] == [False, True]
+
+
+def test_one_axis_as_a_scalar() -> None:
+    """PyTorch's exporter writes a new axis so, and onnxruntime takes it."""
+    x = np.arange(6, dtype="float32").reshape(2, 3)
+    axis = "axis = Constant<value_int = 1>()"
+    check("(float[2,3] x) => (float[2,1,3] y)", f"{axis} y = Unsqueeze(x, axis)", {"x": x})

@@ -108,6 +108,21 @@ class RMSNormalization(_Normalization):
     centred = False
 
 
+class InstanceNormalization(onnx_frontend.InstanceNormalization):
+    """Zero mean and unit variance of each channel of each sample, then scale and bias: one operator, one kernel."""
+
+    @classmethod
+    def _impl_v6(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: Any) -> Any:
+        node = Node("InstanceNormalization", attr, params)
+        x = emit(bb, inputs[0])
+        rank = len(node.dims(x, "input"))
+        if rank < 3:
+            node.damaged(f"its input has {rank} dimensions, a batch, channels and places were expected")
+        scale, bias = (emit(bb, known(node, value)) for value in inputs[1:3])
+        spatial = list(range(2, rank))
+        return relax.op.nn.instance_norm(x, scale, bias, 1, spatial, node.number("epsilon", 1e-5))
+
+
 class BatchNormalization(onnx_frontend.BatchNormalization):
     """Zero mean and unit variance of each channel, then scale and bias: by given statistics, or by the batch's own.
 
@@ -207,6 +222,7 @@ class LRN(Converter):
 
 CONVERTERS: dict[tuple[str, str], type] = {
     ("", "BatchNormalization"): BatchNormalization,
+    ("", "InstanceNormalization"): InstanceNormalization,
     ("", "LRN"): LRN,
     ("", "LayerNormalization"): LayerNormalization,
     ("", "LpNormalization"): LpNormalization,

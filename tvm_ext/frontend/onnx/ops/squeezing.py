@@ -1,4 +1,4 @@
-"""``Squeeze``, whose result would have another rank where an open extent happens to be 1."""
+"""``Squeeze``, whose result would have another rank where an open extent happens to be 1, and ``Unsqueeze``."""
 
 from __future__ import annotations
 
@@ -44,4 +44,15 @@ class Squeeze(Converter):
         return relax.op.squeeze(x, axes) if axes else x
 
 
-CONVERTERS: dict[tuple[str, str], type] = {("", "Squeeze"): Squeeze}
+class Unsqueeze(onnx_frontend.Unsqueeze):
+    """With further axes of one element; one axis may be given as a scalar, as PyTorch's exporter writes it."""
+
+    @classmethod
+    def _impl_v13(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict[str, Any], params: Any) -> Any:
+        axes = onnx_frontend.get_constant(inputs[1], params)
+        if isinstance(axes, tvm.ir.GenericConst) and axes.value.numpy().ndim == 0:
+            inputs = onnx_frontend.onnx_input([inputs[0], constant([int(axes.value.numpy())], "int64")])
+        return super()._impl_v13(bb, inputs, attr, params)
+
+
+CONVERTERS: dict[tuple[str, str], type] = {("", "Squeeze"): Squeeze, ("", "Unsqueeze"): Unsqueeze}
