@@ -93,8 +93,6 @@ def test_open_pictures() -> None:
         grouped(
             shape=(2, 6, 5, 7), groups=np.array([1, 4, -1]), scale=np.ones(4, "float32"), bias=np.zeros(4, "float32")
         ),
-            shape=(2, 6, 5, 7), groups=np.array([1, 4, -1]), scale=np.ones(4, "float32"), bias=np.zeros(4, "float32")
-        ),
         grouped(x="2,6,6,7", shape=(0, 6, 6, 7), groups=np.array([2, 4, -1]), scale=numbers(4), bias=numbers(4)),
         grouped(x="2,6,5,6", shape=(0, 6, 5, 6), w=numbers(6)),
     ],
