@@ -22,6 +22,7 @@ from tvm_ext.schedules.compute.matmul import (
     store,
     unflatten,
 )
+from tvm_ext.schedules.compute.views import View, viewed
 
 ELEMENTWISE: dict[str, Callable[..., te.Tensor]] = {
     "relax.add": topi.add,
@@ -54,6 +55,8 @@ def attention(
     lanes: int,
     copy_rows: bool,
     rounds: bool = False,
+    views: Sequence[View] = ((), (), ()),
+    viewed_shapes: Sequence[Sequence[int]] = ((), (), ()),
 ) -> te.Tensor:
     """Compute ``softmax(steps(query key)) value``.
 
@@ -74,12 +77,15 @@ def attention(
     rounds : bool
         Whether the operands of both products, of float32, are rounded to bfloat16 and multiplied in pairs; the sums and
         the softmax stay in float32.
+    views, viewed_shapes : sequence of three
+        What the operands are of the tensors in memory (:mod:`tvm_ext.schedules.compute.views`), and their shapes then.
 
     Returns
     -------
     te.Tensor
         The transposed result.
     """
+    query, key, value = map(viewed, (query, key, value), viewed_shapes, views)
     first = MatmulShape(tuple(map(int, shapes[0])), tuple(map(int, shapes[1])))
     second = MatmulShape(first.out, tuple(map(int, shapes[2])))
     tile_rows, score_chunks, value_chunks = map(int, tile)

@@ -46,8 +46,10 @@ class ViewMutator(PyExprMutator):
         return source if same_extents(shape, wanted) else relax.op.reshape(source, call.args[1])
 
     def transpose(self, call: relax.Call) -> relax.Expr:
-        """Make one of a transpose of a transpose, or none."""
+        """Make one of a transpose of a transpose, or none; none of one that leaves all axes in place."""
         axes, source = permutation(call), self.source(call.args[0], "relax.permute_dims")
+        if axes is not None and list(axes) == sorted(axes):
+            return call.args[0]
         if axes is None or source is None:
             return call
         before = permutation(self.value(call.args[0])) or ()

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from tvm_ext.frontend.torch.attention import decomposition
 from tvm_ext.frontend.torch.decompositions import DECOMPOSITIONS
+from tvm_ext.frontend.torch.einsum import decomposition as einsum_parts
 from tvm_ext.frontend.torch.sampling import KEPT
 from tvm_ext.torch_compile.tensors import as_number
 
@@ -60,6 +61,7 @@ def operators_with_converters(has_gradients: bool) -> Iterator[None]:
             yield
         return
     composite = dict(_exported()[0])
+    composite[aten.einsum.default] = _laid_out_as(composite[aten.einsum.default])
     own = aten.scaled_dot_product_attention.default
     composite[own] = _like_the_kernel(decomposition(composite[own]))
     with exported_program._override_composite_implicit_decomp(composite):
@@ -147,6 +149,16 @@ def _like_the_kernel(parts: Callable[..., torch.Tensor]) -> Callable[..., torch.
         return _as_the_kernel_does(parts(*args, **kwargs), *args, **kwargs)
 
     return attention
+
+
+def _laid_out_as(einsum: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Lay the results of ``torch.einsum`` out as PyTorch's own products are."""
+    parts = einsum_parts(einsum)
+
+    def laid_out(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return _in_order_of(einsum(*args, **kwargs), parts(*args, **kwargs))
+
+    return laid_out
 
 
 def _in_order_of(query: torch.Tensor, output: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ from tvm_ext.frontend.torch.attention import decomposition
 from tvm_ext.frontend.torch.complex_numbers import ComplexError, has_complex_numbers, in_real_numbers
 from tvm_ext.frontend.torch.containers import output_names, with_plain_containers
 from tvm_ext.frontend.torch.decompositions import DECOMPOSITIONS
+from tvm_ext.frontend.torch.einsum import decomposition as einsum_parts
 from tvm_ext.frontend.torch.equal_extents import aligned
 from tvm_ext.frontend.torch.export import TORCH_FOLDER, class_and_line, quiet
 from tvm_ext.frontend.torch.extent_names import named_extents
@@ -88,6 +89,8 @@ def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
                 table.pop(operator)
             own = torch.ops.aten.scaled_dot_product_attention.default
             table[own] = decomposition(table[own])
+            products = torch.ops.aten.einsum.default
+            table[products] = einsum_parts(table[products])
             table[torch.ops.aten.var_mean.correction] = variance_and_mean
             windows = torch.ops.aten.col2im.default
             table[windows] = fold_decomposition(table[windows])

@@ -26,6 +26,7 @@ from tvm_ext.layout.strassen_plan import StrassenPlan, plan_strassen
 from tvm_ext.layout.verify import verify_product, verify_strassen
 from tvm_ext.passes.attention import Attention, find_attention
 from tvm_ext.passes.bindings import Bindings, Operand, calls, permutation
+from tvm_ext.passes.operand_views import operand_view
 from tvm_ext.passes.shared_kernels import SharedKernels
 from tvm_ext.relax_utils import OPAQUE, OUT_ELEMENTWISE, read_only, rewritten, static_shape
 from tvm_ext.schedules.compute.attention import attention
@@ -291,10 +292,12 @@ class PackMatmulMutator(PyExprMutator):
         if tile is None:
             return None
         self.decisions.append(Decision.of("matmul", "attention", tile, self.words.get(var, ())))
+        parts = query, key, value
+        sources, views = zip(*(operand_view(self.bindings, var, part.expr) for part in parts), strict=True)
         return self._shared(
             attention,
             "attention",
-            [self.visit_expr(part.expr) for part in (query, key, value)],
+            [self.visit_expr(source) for source in sources],
             OPAQUE,
             [self.visit_expr(other) for other in found.others],
             shapes=(query.shape, key.shape, value.shape),
@@ -303,8 +306,11 @@ class PackMatmulMutator(PyExprMutator):
             out_axes=out_axes or tuple(range(len(values.out))),
             tile=(tile.rows, tile.score_vectors, tile.value_vectors),
             lanes=lanes,
-            copy_rows=scores.rows % tile.rows != 0 or not uniform_rows(scores, query.axes),
+            # Rows of a view may lie anywhere.
+            copy_rows=scores.rows % tile.rows != 0 or not uniform_rows(scores, query.axes) or bool(views[0]),
             rounds=rounds,
+            views=views,
+            viewed_shapes=tuple(static_shape(part.expr) for part in parts),
         )
 
     def _pack(self, weight: Operand, plan: ProductPlan) -> relax.Expr:

@@ -10,7 +10,7 @@ import pytest
 import tvm_ext
 from tests.frontend.onnx.text import graph
 from tvm_ext.frontend import import_model
-from tvm_ext.frontend.onnx.ops.einsum import Product, product_of
+from tvm_ext.frontend.index_products import Product, product_of
 
 EXTENTS = {"a": 1, "b": 3, "d": 8, "h": 2, "i": 5, "j": 7, "k": 4}
 

@@ -2,61 +2,22 @@
 
 before: ``Einsum("bqhd,bkhd->bhqk", q, k)``
 after:  ``matmul(permute_dims(q, (0, 2, 1, 3)), permute_dims(k, (0, 2, 3, 1)))``
-
-An index of both operands and of the result counts products, one of the first operand and of the result counts rows, one
-of the second operand and of the result columns, and one that is summed is the depth. Several of a kind are one, but for
-those that count products; an index that is summed and that one operand alone has is summed before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tvm
 from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
+from tvm_ext.frontend.index_products import Product, product_of, without_lone
 from tvm_ext.frontend.onnx.ops.base import Converter, Node, emit
 from tvm_ext.relax_utils import open_shape, same_extents
 
 _SINCE = 12
-
-
-@dataclass(frozen=True)
-class Product:
-    """The indices of a product, by what they count; each in the order of the result, the depth in that of the first.
-
-    Attributes
-    ----------
-    batch, rows, columns, depth : str
-    """
-
-    batch: str
-    rows: str
-    columns: str
-    depth: str
-
-
-def product_of(first: str, second: str, result: str) -> Product | None:
-    """Say what the indices of ``first,second->result`` count; None where that is no product of matrices.
-
-    It is none where an operand has an index twice, or one that neither the other operand nor the result has, and where
-    nothing is summed.
-    """
-    if any(len(set(indices)) != len(indices) for indices in (first, second, result)):
-        return None
-    if not set(result) <= set(first) | set(second):
-        return None
-    batch = "".join(index for index in result if index in first and index in second)
-    rows = "".join(index for index in result if index in first and index not in second)
-    columns = "".join(index for index in result if index in second and index not in first)
-    depth = "".join(index for index in first if index in second and index not in result)
-    shared = set(batch + depth)
-    if not depth or set(first) != shared | set(rows) or set(second) != shared | set(columns):
-        return None
-    return Product(batch, rows, columns, depth)
 
 
 class Einsum(Converter):
@@ -71,18 +32,13 @@ class Einsum(Converter):
         subscripts = before.split(",")
         if arrow and len(subscripts) == len(operands) == 2 and "." not in equation:
             extents = _extents(subscripts, operands)
-            kept = [_without_lone(indices, subscripts, result) for indices in subscripts]
+            kept = [without_lone(indices, subscripts, result) for indices in subscripts]
             product = None if extents is None else product_of(kept[0], kept[1], result)
             if product is not None and extents is not None:
                 operands = [_summed(bb, *item) for item in zip(operands, subscripts, kept, strict=True)]
                 return _written(bb, operands, kept, result, product, extents)
         given = onnx_frontend.onnx_input(operands)
         return onnx_frontend.Einsum.get_converter(_SINCE)(bb, given, {"equation": equation.encode()}, node.parameters)
-
-
-def _without_lone(indices: str, subscripts: Sequence[str], result: str) -> str:
-    """Leave out indices that are summed and that only one operand has: it can be summed by itself before."""
-    return "".join(index for index in indices if index in result or all(index in other for other in subscripts))
 
 
 def _summed(bb: relax.BlockBuilder, operand: Any, indices: str, kept: str) -> Any:
