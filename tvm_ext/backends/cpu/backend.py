@@ -80,6 +80,7 @@ from tvm_ext.passes.small_work import serial_when_small, with_work
 from tvm_ext.passes.stack_buffers import stack_buffers
 from tvm_ext.passes.tile_state import tile_state
 from tvm_ext.passes.transposed_phases import transposed_phases
+from tvm_ext.passes.truths_as_bytes import truths_as_bytes
 from tvm_ext.passes.vector_code import vector_code
 from tvm_ext.passes.wide_concatenations import wide_concatenations
 from tvm_ext.quantized.relax.integer_arithmetic import integer_arithmetic
@@ -207,6 +208,7 @@ def _vectorize(backend: Backend, target: tvm.target.Target, options: PipelineOpt
     return [
         drop_scope_pragmas(),
         stack_buffers(),
+        truths_as_bytes(),
         protect_cancellations(),
         vector_code(),
         tile_state(),
