@@ -204,3 +204,15 @@ def test_a_number_that_is_no_array_is_no_vector() -> None:
 
     assert isinstance(kernel, tirx.PrimFunc)
     tvm.ir.assert_structural_equal(divide_vectors(kernel.body, 512), kernel.body)
+
+
+def test_a_matrix_of_truths_that_is_transposed() -> None:
+    """Rows of truths are names of masks, others of bytes: both go through the same shuffles."""
+    given, result = (
+        helper.make_tensor_value_info(name, TensorProto.BOOL, shape) for name, shape in (("x", (33, 6)), ("y", (6, 33)))
+    )
+    graph = helper.make_graph([helper.make_node("Transpose", ["x"], ["y"])], "graph", [given], [result])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = np.random.default_rng(0).integers(0, 2, (33, 6)).astype(bool)
+    found = tvm_ext.compile(made, emit="c").run({"x": x})["y"]
+    np.testing.assert_array_equal(found.view("uint8"), x.T.astype("uint8"))

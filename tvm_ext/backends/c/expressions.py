@@ -78,7 +78,7 @@ class Expressions(Arithmetic):
                 return literal(self.values[e], type_of(e))
             if e not in self.names:
                 raise self.refuse(f"a variable {e.name} without a value")
-            return self.names[e]
+            return self.as_bytes(e, type_of(e)) if e in self.masks else self.names[e]
         if isinstance(e.ty, tvm.ir.PointerType):
             return self._address(e)
         result = type_of(e)
