@@ -11,6 +11,8 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
+import tvm_ext
+
 GENERATOR = np.random.default_rng(0)
 
 
@@ -93,3 +95,14 @@ def test_an_empty_weight() -> None:
     x = values(2, 3)
     result = run(build(lambda value: op.concat((op.exp(empty), op.tanh(value)), axis=0), [x]), [x])
     np.testing.assert_allclose(result, np.tanh(x), rtol=1e-5)
+
+
+def test_views_of_an_open_batch_of_nothing() -> None:
+    batch = tvm.tirx.Var("n", "int64")
+    x, builder = relax.Var("x", relax.TensorType((batch, 2, 2, 0), "float32")), relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(op.squeeze(builder.emit(op.expand_dims(x, [1, 5])), [5]))
+        builder.emit_func_output(result)
+    (found,) = tvm_ext.compile(builder.get()).run([np.zeros((3, 2, 2, 0), "float32")]).values()
+    assert found.shape == (3, 1, 2, 2, 0)

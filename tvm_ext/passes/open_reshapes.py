@@ -22,6 +22,9 @@ def _view(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         return tvm.ir.Op.get(call.op.name).get_attr("FLegalize")(builder, call)
     if call.op.name == "relax.reshape":
         return call
+    if any(isinstance(extent, int) and extent == 0 for extent in shape):
+        # Nothing to view, and a reshape takes 0 for the operand's extent at that place.
+        return tvm.ir.Op.get(call.op.name).get_attr("FLegalize")(builder, call)
     return relax.op.reshape(call.args[0], call.ty.shape)
 
 
