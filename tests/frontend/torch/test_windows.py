@@ -137,18 +137,48 @@ def test_places_of_maxima(axes: int) -> None:
         np.testing.assert_array_equal(ours, theirs.numpy())
 
 
-def test_a_convolution_of_each_sample_needs_a_known_batch() -> None:
+SAMPLE_WEIGHTS = {
+    "one": lambda x, w, s: F.conv2d(x.reshape(1, -1, 7, 12), w.reshape(-1, 3, 2, 3), groups=s),
+    "windows": lambda x, w, s: F.conv2d(x.reshape(1, -1, 7, 12), w.reshape(-1, 3, 2, 3), None, 2, (1, 0), (1, 2), s),
+    "samples": lambda x, w, s: F.conv2d(
+        torch.stack([x, x + 1]).reshape(2, -1, 7, 12), w.reshape(-1, 3, 2, 3), groups=s
+    ),
+    "bias": lambda x, w, s: F.conv2d(
+        x.reshape(1, -1, 7, 12), w.reshape(-1, 3, 2, 3), w[:, :, 0, 0, 0].reshape(-1), groups=s
+    ),
+    "row": lambda x, w, s: F.conv1d(x[:, :, 0].reshape(1, -1, 12), w[..., 0, :].reshape(-1, 3, 3), padding=1, groups=s),
+    "transposed": lambda x, w, s: F.conv_transpose2d(
+        x.reshape(1, -1, 7, 12), w.transpose(1, 2).reshape(-1, 4, 2, 3), None, (2, 1), 1, (1, 0), s
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLE_WEIGHTS)
+def test_convolutions_of_each_sample_with_its_own_weights(name: str) -> None:
+    """The batch is the number of groups, and open."""
+
     class Modulated(nn.Module):
         def forward(self, x: Any, scale: Any) -> Any:
-            batch = x.shape[0]
-            weight = torch.ones(4, 3, 2, 3)[None] * scale[:, :, None, None, None]
-            return F.conv2d(x.reshape(1, -1, 7, 12), weight.reshape(-1, 3, 2, 3), groups=batch)
+            weight = torch.linspace(-1, 1, 72).reshape(4, 3, 2, 3)[None] * scale[:, :, None, None, None]
+            return SAMPLE_WEIGHTS[name](x, weight, x.shape[0])
 
-    inputs = PICTURE.nan_to_num(0, 0, 0), torch.ones(2, 4)
-    known = torch.export.export(Modulated(), inputs)
-    (found,) = tvm_ext.compile(known).run([value.numpy() for value in inputs]).values()
-    np.testing.assert_allclose(found, Modulated()(*inputs).numpy(), atol=1e-5)
-    spec = {0: torch.export.Dim.AUTO}
-    opened = torch.export.export(Modulated(), inputs, dynamic_shapes=(spec, spec))
-    with pytest.raises(UnsupportedOperatorError, match="the number of groups is an open size"):
+    pictures, scales = torch.randn(3, 3, 7, 12), torch.randn(3, 4)
+    spec = {0: torch.export.Dim("batch", min=1, max=9)}
+    opened = torch.export.export(Modulated(), (pictures[:2], scales[:2]), dynamic_shapes=(spec, spec))
+    model = tvm_ext.compile(opened)
+    for count in (1, 2, 3):
+        (found,) = model.run([pictures[:count].numpy(), scales[:count].numpy()]).values()
+        np.testing.assert_allclose(found, Modulated()(pictures[:count], scales[:count]).numpy(), atol=1e-4)
+
+
+def test_a_convolution_of_each_sample_needs_a_known_picture() -> None:
+    class Modulated(nn.Module):
+        def forward(self, x: Any, weight: Any) -> Any:
+            batch, _, height, width = x.shape
+            return F.conv2d(x.reshape(1, batch * 3, height, width), weight.reshape(-1, 3, 2, 3), groups=batch)
+
+    batch, height = torch.export.Dim("batch", min=1, max=9), torch.export.Dim("height", min=4, max=99)
+    inputs = torch.randn(2, 3, 7, 12), torch.randn(2, 4, 3, 2, 3)
+    opened = torch.export.export(Modulated(), inputs, dynamic_shapes=({0: batch, 2: height}, {0: batch}))
+    with pytest.raises(UnsupportedOperatorError, match="the number of groups is an open size, and so are extents"):
         tvm_ext.compile(opened)

@@ -15,7 +15,12 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from tvm import relax
 
 from tvm_ext.frontend.relax.columns import picture_of_columns
-from tvm_ext.frontend.torch.arguments import argument, static_size
+from tvm_ext.frontend.torch.arguments import argument, extent_of, static_size
+from tvm_ext.frontend.torch.sample_convolutions import (
+    GroupedWindows,
+    convolution_by_columns,
+    transposed_convolution_by_columns,
+)
 
 Emit = Callable[[Any], Any]
 
@@ -253,15 +258,20 @@ def _places_by_strides(node: Node, size: Any, strides: Any, offset: Any) -> np.n
 
 
 def convolution(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
-    """Transposed convolutions of volumes, and those whose output padding is not below the stride; others are TVM's.
+    """Transposed convolutions of volumes, those whose output padding is not below the stride, and open groups.
 
-    Such an output padding is less padding at the end, and zeros where there is none to take away.
+    Others are TVM's.
+
+    An output padding of the stride or more is less padding at the end, and zeros where there is none to take away.
     """
-    if not isinstance(node.args[8], int):
-        raise NotImplementedError(f"the number of groups is an open size ({node.args[8]}); export it with a fixed one")
     transposed = bool(argument(node, 6, "transposed", False))
     axes = len(importer.env[node.args[0]].ty.shape) - 2
     strides, pads, dilation, further = (for_each_axis(node.args[place], axes) for place in (3, 4, 5, 7))
+    if not isinstance(node.args[8], int):
+        by_columns = transposed_convolution_by_columns if transposed else convolution_by_columns
+        windows = GroupedWindows(extent_of(importer, node.args[8]), strides, pads, dilation, further)
+        result = by_columns(importer.block_builder, *(importer.env[operand] for operand in node.args[:2]), windows)
+        return _with_bias(importer, node, result, axes)
     beyond = any(extra >= stride for extra, stride in zip(further, strides, strict=True))
     if not transposed or (axes < 3 and not beyond):
         return stock(node)
@@ -277,8 +287,13 @@ def convolution(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
     if any(zeros):
         widths = [0, 0, 0, 0, *(width for count in zeros for width in (0, count))]
         result = emit(relax.op.nn.pad(result, widths, "constant", 0.0))
+    return _with_bias(importer, node, result, axes)
+
+
+def _with_bias(importer: Any, node: Node, result: Any, axes: int) -> Any:
     if node.args[2] is None:
         return result
+    emit = importer.block_builder.emit
     bias = emit(relax.op.reshape(importer.env[node.args[2]], [1, -1, *[1] * axes]))
     return emit(relax.op.add(result, bias))
 
