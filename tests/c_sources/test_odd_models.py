@@ -17,7 +17,7 @@ import pytest
 import tvm
 import tvm_ffi
 from onnx import TensorProto, helper, numpy_helper
-from tvm import tirx
+from tvm import relax, tirx
 from tvm.script import tirx as T
 
 import tvm_ext
@@ -216,3 +216,17 @@ def test_a_matrix_of_truths_that_is_transposed() -> None:
     x = np.random.default_rng(0).integers(0, 2, (33, 6)).astype(bool)
     found = tvm_ext.compile(made, emit="c").run({"x": x})["y"]
     np.testing.assert_array_equal(found.view("uint8"), x.T.astype("uint8"))
+
+
+@pytest.mark.parametrize("size", [1, 33])
+def test_all_bits_of_a_truth_are_one(size: int) -> None:
+    """PyTorch's ``~`` is written as a negation of bits."""
+    operand, builder = relax.Var("x", relax.TensorType((size,), "bool")), relax.BlockBuilder()
+    with builder.function("main", [operand]):
+        with builder.dataflow():
+            negated = builder.emit(relax.op.bitwise_not(operand))
+            result = builder.emit_output(relax.op.astype(negated, "int32"))
+        builder.emit_func_output(relax.Tuple([result]))
+    x = np.arange(size) % 3 == 0
+    (found,) = tvm_ext.compile(builder.get(), emit="c").run([x]).values()
+    np.testing.assert_array_equal(found, ~x)

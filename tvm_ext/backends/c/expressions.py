@@ -93,7 +93,7 @@ class Expressions(Arithmetic):
             return f"({self.text(e.a)} {COMPARISONS[kind]} {self.text(e.b)})"
         if kind in LOGIC:
             return f"({self.text(e.a)} {LOGIC[kind] * 2} {self.text(e.b)})"
-        if kind is prim.Not:
+        if kind is prim.Not or (kind is prim.BitwiseNot and result.element == "bool"):  # all bits of 1 are 254
             return f"(!{self.text(e.a)})"
         if kind is prim.BitwiseNot:
             return f"(({result.name})~{self.text(e.a)})"
