@@ -55,6 +55,7 @@ def attention(
     lanes: int,
     copy_rows: bool,
     rounds: bool = False,
+    zeros: bool = False,
     views: Sequence[View] = ((), (), ()),
     viewed_shapes: Sequence[Sequence[int]] = ((), (), ()),
 ) -> te.Tensor:
@@ -77,6 +78,8 @@ def attention(
     rounds : bool
         Whether the operands of both products, of float32, are rounded to bfloat16 and multiplied in pairs; the sums and
         the softmax stay in float32.
+    zeros : bool
+        Whether the results are zero where the softmax is NaN: of a query, say, that a mask hides all keys of.
     views, viewed_shapes : sequence of three
         What the operands are of the tensors in memory (:mod:`tvm_ext.schedules.compute.views`), and their shapes then.
 
@@ -148,7 +151,11 @@ def attention(
         rounds,
     )
 
-    return store(second, out_axes, lambda b, m, n: result[b, m, n // lanes, n % lanes] / total[b, m])
+    def weighted(b: tirx.Var, m: tirx.Var, n: tirx.Var) -> Expr:
+        mean = result[b, m, n // lanes, n % lanes] / total[b, m]
+        return tirx.Select(tirx.isnan(total[b, m]), tirx.const(0, mean.ty.dtype), mean) if zeros else mean
+
+    return store(second, out_axes, weighted)
 
 
 def _product(

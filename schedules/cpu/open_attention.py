@@ -83,6 +83,8 @@ class OpenAttention:
     dtype : str
     tile_rows, lanes : int
         Queries of a register tile, and elements of a vector.
+    zeros : bool
+        Whether the results are zero where the softmax is NaN.
     """
 
     batch: tuple[int | None, ...]
@@ -97,6 +99,7 @@ class OpenAttention:
     dtype: str
     tile_rows: int
     lanes: int
+    zeros: bool = False
 
     def kernel(self) -> PrimFunc:
         """Write the kernel; its arguments are query, key, value, the others and the result."""
@@ -321,7 +324,10 @@ class _Kernel:
                 with T.vectorized(ZERO, whole(lanes)) as x:
                     # The softmax over no positions leaves nothing to sum up.
                     share = tirx.Select(self.positions > 0, self.totals[i], tirx.const(1, self.dtype))
-                    T.buffer_store(self.vector, self.sums[i][c, x] / share, [x])
+                    mean = self.sums[i][c, x] / share
+                    if self.spec.zeros:
+                        mean = tirx.Select(tirx.isnan(self.totals[i]), tirx.const(0, self.dtype), mean)
+                    T.buffer_store(self.vector, mean, [x])
                 count = min(lanes, columns - (begin + c) * lanes)
                 with T.serial(ZERO, whole(count), annotations={SIMD_ATTRIBUTE: lanes}) as x:
                     logical = [*self.at, row, (begin + c) * lanes + x]

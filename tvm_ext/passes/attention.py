@@ -2,6 +2,8 @@
 
 before: ``s = matmul(q, kt); s = multiply(s, 0.125); s = add(s, mask); p = nn.softmax(s); y = matmul(p, v)``
 after:  ``y = attention(q, kt, v, mask)``, one kernel; :mod:`tvm_ext.layout.relax.pack_matmul` applies it
+
+PyTorch's exporters write ``where(isnan(p), 0, p)`` in the place of ``p``, for queries that a mask hides all keys of.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.passes.bindings import Bindings, calls
-from tvm_ext.relax_utils import open_shape, read_only, same_extents
+from tvm_ext.relax_utils import open_shape, read_only, same_extents, scalar
 from tvm_ext.schedules.compute.attention import ELEMENTWISE, SCORES, Step
 
 
@@ -31,22 +33,33 @@ class Attention:
         What is done to the scores before the softmax.
     others : tuple of relax.Expr
         The tensors that the steps take besides the scores.
+    zeros : bool
+        Whether rows whose softmax is NaN are zero.
     """
 
     scores: relax.Call
     steps: tuple[Step, ...]
     others: tuple[relax.Expr, ...]
+    zeros: bool = False
 
 
-def find_attention(bindings: Bindings, product: relax.Call, visible: Callable[[relax.Expr], bool]) -> Attention | None:
+def find_attention(
+    bindings: Bindings, product: relax.Call, visible: Callable[[relax.Expr], bool], zeros: bool = False
+) -> Attention | None:
     """Find the attention whose last step is ``product``.
 
     Parameters
     ----------
     visible : callable
         Whether a value can be used where ``product`` stands.
+    zeros : bool
+        Whether a softmax is taken whose NaN are replaced by zeros.
     """
     softmax = _definition(bindings, product.args[0])
+    guarded = None if softmax is None else _guarded(bindings, softmax)
+    softmax = softmax if guarded is None else guarded
+    if guarded is not None and not zeros:
+        return None
     if softmax is None or not calls(softmax, "relax.nn.softmax"):
         return None
     rank = int(softmax.ty.ndim)
@@ -61,7 +74,7 @@ def find_attention(bindings: Bindings, product: relax.Call, visible: Callable[[r
         if call is None or not _has_shape(call, shape) or call.ty.dtype != softmax.ty.dtype:
             return None
         if calls(call, "relax.matmul"):
-            return Attention(call, tuple(reversed(steps)), tuple(others))
+            return Attention(call, tuple(reversed(steps)), tuple(others), guarded is not None)
         if getattr(call.op, "name", "") not in ELEMENTWISE:
             return None
         inner = [number for number, arg in enumerate(call.args) if _leads_to_scores(bindings, arg, shape)]
@@ -81,6 +94,19 @@ def find_attention(bindings: Bindings, product: relax.Call, visible: Callable[[r
                 return None
         steps.append((call.op.name, tuple(arguments)))
         position = call.args[inner[0]]
+
+
+def _guarded(bindings: Bindings, call: relax.Call) -> relax.Call | None:
+    """Give the softmax whose NaN a choice replaces by zeros, if only that reads it."""
+    if not calls(call, "relax.where") or scalar(call.args[1]) != 0:
+        return None
+    softmax, test = call.args[2], _definition(bindings, call.args[0])
+    if not isinstance(softmax, relax.DataflowVar) or bindings.uses[softmax] != 2:
+        return None
+    if not calls(test, "relax.isnan") or not test.args[0].same_as(softmax):  # type: ignore[union-attr]
+        return None
+    value = bindings.values.get(softmax)
+    return value if isinstance(value, relax.Call) and _has_shape(call, open_shape(value)) else None
 
 
 def _definition(bindings: Bindings, expr: relax.Expr) -> relax.Call | None:

@@ -56,7 +56,7 @@ class _Rewriter(AttentionMutator):
 
     def attention_kernel(self, var: relax.Var, product: relax.Call, order: tuple[int, ...] | None) -> relax.Call | None:
         """Compute the attention whose second product this is, where that pays."""
-        found = find_attention(self.bindings, product, lambda expr: self.bindings.is_visible(expr, var))
+        found = find_attention(self.bindings, product, lambda expr: self.bindings.is_visible(expr, var), True)
         dtype = str(product.ty.dtype)
         if found is None or dtype not in DTYPES:
             return None
@@ -83,7 +83,7 @@ class _Rewriter(AttentionMutator):
             tuple(map(_number, batch)), _number(rows), _number(key.shape[-1]), size, columns,
             (query.axes, key.axes, value.axes), order, found.steps,
             tuple(other for other in others if other is not None), dtype,
-            TILE_ROWS if wide else FEW_TILE_ROWS, self.machine.lanes(dtype),
+            TILE_ROWS if wide else FEW_TILE_ROWS, self.machine.lanes(dtype), found.zeros,
         )  # fmt: skip
         self.decisions.append(Decision.of("matmul", "open attention", spec, self.words.get(var, ())))
         # Layers share a kernel; the builder does not find them equal, as each has variables of its own.

@@ -124,7 +124,7 @@ class PackMatmulMutator(PyExprMutator):
         if operands is None:
             super().visit_var_binding_(binding)
             return
-        found = find_attention(self.bindings, call, lambda expr: self.bindings.is_visible(expr, binding.var))
+        found = find_attention(self.bindings, call, lambda expr: self.bindings.is_visible(expr, binding.var), True)
         new_call = None if found is None else self._attention(binding.var, found, operands[1], out_axes)
         read = [part.expr for part in operands]
         if new_call is None:
@@ -309,6 +309,7 @@ class PackMatmulMutator(PyExprMutator):
             # Rows of a view may lie anywhere.
             copy_rows=scores.rows % tile.rows != 0 or not uniform_rows(scores, query.axes) or bool(views[0]),
             rounds=rounds,
+            zeros=found.zeros,
             views=views,
             viewed_shapes=tuple(static_shape(part.expr) for part in parts),
         )
