@@ -77,6 +77,7 @@ from tvm_ext.passes.shared_kernels import legalize_once
 from tvm_ext.passes.single_precision import single_precision
 from tvm_ext.passes.slice_patterns import slice_patterns
 from tvm_ext.passes.small_work import serial_when_small, with_work
+from tvm_ext.passes.split_parts import split_parts
 from tvm_ext.passes.stack_buffers import stack_buffers
 from tvm_ext.passes.tile_state import tile_state
 from tvm_ext.passes.transposed_phases import transposed_phases
@@ -148,6 +149,8 @@ def _layout(backend: Backend, target: tvm.target.Target, options: PipelineOption
 def _legalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
     return [
         *foreign_kernels(),
+        split_parts(),
+        relax.transform.DeadCodeElimination(),
         wide_concatenations(),
         row_scatters(machine_of(target)),
         legalize_once(backend.legalizations),
