@@ -164,7 +164,8 @@ def _halved(
     peaks = {
         kind: {count: peak + around.beside[kind] for count, peak in found.items()} for kind, found in alone.items()
     }
-    counts = _enough_groups(peaks, around.between)
+    # All kinds that need less then: what is alive beside a block is not counted exactly enough to leave one out.
+    counts = {kind: FREE_GROUPS for kind, found in peaks.items() if found[FREE_GROUPS] < found[1]}
     before, after = (
         max(around.between, *(found[chosen.get(kind, 1)] for kind, found in peaks.items())) for chosen in ({}, counts)
     )
