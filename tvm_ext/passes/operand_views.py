@@ -20,8 +20,8 @@ from tvm_ext.schedules.compute.views import View
 
 _MOST_STEPS = 12
 
-_FREE = frozenset(["reshape"])
-"""Steps that are nothing in memory."""
+_FREE = frozenset(["reshape", "scale"])
+"""Steps that are nothing in memory, or part of the kernel in front of them."""
 
 
 def operand_view(bindings: Bindings, user: relax.Var, expr: relax.Expr) -> tuple[relax.Expr, View]:
@@ -37,7 +37,7 @@ def operand_view(bindings: Bindings, user: relax.Var, expr: relax.Expr) -> tuple
     Returns
     -------
     relax.Expr, View
-        The operand itself, and no steps, where they are nothing in memory anyway.
+        The operand itself, and no steps, where they are no copies anyway.
     """
     found, steps = [expr], list[tuple[str, tuple[Any, ...]]]()
     while len(steps) < _MOST_STEPS:
