@@ -116,7 +116,7 @@ def test_instance_normalisation_is_one_operator(dtype, shape):
     values = {"X": draw(*shape).astype(dtype) * 30 + 100}
     values |= {name: draw(shape[1], seed=1).astype(dtype) for name in ("scale", "B")}
     module = import_with_converters(node_model("InstanceNormalization", values, ["Y"], {}, ("scale", "B")))
-    assert module.script().count("R.nn.") == 1
+    assert module.script().count("R.nn.instance_norm") == (dtype != "float64")  # which TVM has none for
     found = run_module(module, [values["X"]])[0]
     x, axes = values["X"].astype("float64"), tuple(range(2, len(shape)))
     normal = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + 1e-5)

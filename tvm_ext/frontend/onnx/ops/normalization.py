@@ -118,9 +118,13 @@ class InstanceNormalization(onnx_frontend.InstanceNormalization):
         rank = len(node.dims(x, "input"))
         if rank < 3:
             node.damaged(f"its input has {rank} dimensions, a batch, channels and places were expected")
-        scale, bias = (emit(bb, known(node, value)) for value in inputs[1:3])
-        spatial = list(range(2, rank))
-        return relax.op.nn.instance_norm(x, scale, bias, 1, spatial, node.number("epsilon", 1e-5))
+        dtype = dtype_of(x)
+        if dtype == "float64":  # TVM has none
+            return super()._impl_v6(bb, inputs, attr, params)
+        wide = "float32" if dtype == "bfloat16" else dtype
+        operands = [emit(bb, astype(bb, known(node, value), wide)) for value in (x, *inputs[1:3])]
+        normal = relax.op.nn.instance_norm(*operands, 1, list(range(2, rank)), node.number("epsilon", 1e-5))
+        return astype(bb, bb.emit(normal), dtype)
 
 
 class BatchNormalization(onnx_frontend.BatchNormalization):
