@@ -265,18 +265,18 @@ def convolution(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
     An output padding of the stride or more is less padding at the end, and zeros where there is none to take away.
     """
     transposed = bool(argument(node, 6, "transposed", False))
-    axes = len(importer.env[node.args[0]].ty.shape) - 2
+    data, weight = (importer.env[operand] for operand in node.args[:2])
+    axes = len(data.ty.shape) - 2
     strides, pads, dilation, further = (for_each_axis(node.args[place], axes) for place in (3, 4, 5, 7))
     if not isinstance(node.args[8], int):
         by_columns = transposed_convolution_by_columns if transposed else convolution_by_columns
         windows = GroupedWindows(extent_of(importer, node.args[8]), strides, pads, dilation, further)
-        result = by_columns(importer.block_builder, *(importer.env[operand] for operand in node.args[:2]), windows)
+        result = by_columns(importer.block_builder, data, weight, windows)
         return _with_bias(importer, node, result, axes)
     beyond = any(extra >= stride for extra, stride in zip(further, strides, strict=True))
     if not transposed or (axes < 3 and not beyond):
         return stock(node)
     emit = importer.block_builder.emit
-    data, weight = (importer.env[operand] for operand in node.args[:2])
     zeros = [0] * axes
     if beyond:
         zeros = [max(extra - pad, 0) for extra, pad in zip(further, pads, strict=True)]
