@@ -224,6 +224,14 @@ def test_kinds_of_block_that_decide() -> None:
     assert note == {"products": 2, "groups": [2], "more_calls": 4}  # two products a block
 
 
+@pytest.mark.parametrize(("features", "products"), [(112, 2), (120, 4), (128, 4)])
+def test_blocks_near_the_peak_that_groups_leave(features: int, products: int) -> None:
+    """They are divided, too, as their peaks are counted roughly: 128 features are what groups of the others leave."""
+    note = note_of(run_in_groups(largest_tensor, costs=FREE)(feed_forward([256, features])))
+    assert note is not None
+    assert note["more_calls"] == products
+
+
 @pytest.mark.parametrize(("beside", "is_worth_it"), [(16, True), (63, True), (65, False), (200, False)])
 def test_the_peak_of_the_whole_function_decides(beside: int, is_worth_it: bool) -> None:
     """What is alive beside a block and is not the block's makes what groups save a smaller part: a tenth at least."""

@@ -164,8 +164,10 @@ def _halved(
     peaks = {
         kind: {count: peak + around.beside[kind] for count, peak in found.items()} for kind, found in alone.items()
     }
-    # All kinds that need less then: what is alive beside a block is not counted exactly enough to leave one out.
-    counts = {kind: FREE_GROUPS for kind, found in peaks.items() if found[FREE_GROUPS] < found[1]}
+    enough = max(around.between, *(min(found.values()) for found in peaks.values())) if peaks else 0
+    # What is alive beside a block is counted too roughly to leave one whole that is near the peak then.
+    near = WORTH_IT * enough
+    counts = {kind: FREE_GROUPS for kind, found in peaks.items() if found[1] > max(near, found[FREE_GROUPS])}
     before, after = (
         max(around.between, *(found[chosen.get(kind, 1)] for kind, found in peaks.items())) for chosen in ({}, counts)
     )
