@@ -45,6 +45,13 @@ def test_what_repeats_rows_stays(left: tuple[Any, ...], right: tuple[Any, ...]) 
     tvm.ir.assert_structural_equal(plain_broadcasts()(before), before)
 
 
+@pytest.mark.parametrize("shape", [(1, 7), (5, 1), (1, 1)])
+def test_a_matrix_of_repeated_rows_or_columns_stays(shape: tuple[int, int]) -> None:
+    """A product repeats matrices, not what is in them."""
+    before = module(lambda bb, x, w: op.matmul(x, bb.emit(op.broadcast_to(w, (N, 5, 7)))), (N, B, 5), shape)
+    tvm.ir.assert_structural_equal(plain_broadcasts()(before), before)
+
+
 @pytest.mark.parametrize(("n", "b"), [(1, 1), (3, 7), (17, 1), (31, 33)])
 def test_values(n: int, b: int) -> None:
     executable = tvm.compile(module(layer, (N, B, 5), (5, 7)), native_target(), relax_pipeline="tvm_ext")

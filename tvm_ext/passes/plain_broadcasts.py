@@ -38,9 +38,11 @@ class _Rewriter(PyExprMutator):
         return call
 
     def _repeated_matrix(self, operand: relax.Expr) -> relax.Expr | None:
-        """Give the matrix that an operand repeats; None if it is none."""
+        """Give the matrix that an operand repeats; None where it repeats rows or columns, too."""
         value = self.lookup_binding(operand) if isinstance(operand, relax.Var) else operand
         if not isinstance(value, relax.Call) or getattr(value.op, "name", "") != "relax.broadcast_to":
             return None
-        source = open_shape(value.args[0])
-        return value.args[0] if source is not None and len(source) == 2 else None
+        source, repeated = open_shape(value.args[0]), open_shape(value)
+        if source is None or repeated is None or len(source) != 2:
+            return None
+        return value.args[0] if same_extents(source, repeated[-2:]) else None
