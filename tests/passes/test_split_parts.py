@@ -8,8 +8,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import parser
+from tvm import relax
 
 import tvm_ext
+from tvm_ext.passes.split_parts import split_parts
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -58,3 +60,14 @@ def test_split(case: str, rows: str) -> None:
     kernels = re.findall(r"call +(\w+) +in:", run.executable.as_text())
     if rows == "6":
         assert sum(re.fullmatch(r"(split|strided_slice)\d*", name) is not None for name in kernels) == copies, kernels
+
+
+def test_parts_are_taken_where_the_whole_is_not_seen() -> None:
+    """A split that is read in another dataflow block stays: the tensor is an inner one of its own block."""
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType([4, 8], "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            whole = builder.emit_output(relax.op.split(builder.emit(relax.op.tanh(x)), 2, 1))
+        between = builder.emit(relax.op.exp(builder.emit(whole[0])))
+        builder.emit_func_output(between)
+    assert relax.analysis.check_well_formed(split_parts()(builder.get()))

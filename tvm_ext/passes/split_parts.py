@@ -49,6 +49,7 @@ class _SplitParts(PyExprMutator):
             for whole, items in parts.items()
             if self._bindings.uses[whole] == len(items)
             and self._is_known(self._bindings.values.get(whole))
+            and all(self._bindings.is_visible(self._bindings.values[whole].args[0], item) for item in items)
             and any(self._is_read_by_elements(item, readers[item]) for item in items)
         }
         return bool(self._cut)
