@@ -110,3 +110,11 @@ def test_what_others_read_is_kept() -> None:
     wanted = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": x})
     for ours, theirs in zip(run.run([x]).values(), wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("changed", [{"w": numbers(1, 4, 1, 1)}, {"b": numbers(1, 4, 1, 1)}])
+def test_constants_that_add_an_axis(changed: dict[str, np.ndarray]) -> None:
+    given = {"groups": np.array([0, 2, -1]), "shape": np.array((0, 4, 5)), "w": numbers(4, 1), "b": numbers(4, 1)}
+    proto = model(GROUPED, "4,4,5", "1,4,4,5", scale=np.ones(2, "float32"), bias=np.zeros(2, "float32"),
+                  **given | changed)  # fmt: skip
+    check(proto, (4, 4, 5))

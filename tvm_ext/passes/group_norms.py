@@ -48,8 +48,10 @@ class _Rewriter(PyExprMutator):
         for inner, operand in (value.args, reversed(value.args)):
             bias = self._by_channels(operand, value)
             made = None if bias is None else self._scaled(user, self._step(inner))
-            if made is not None and not constant(made.args[2]).any():  # type: ignore[union-attr]
-                x, weight, _ = made.args
+            if made is None or constant(made.args[2]).any():  # type: ignore[union-attr]
+                continue
+            x, weight, _ = made.args
+            if same_extents(open_shape(x) or (), open_shape(value) or ()):
                 return _group_norm(x, weight, relax.const(bias, str(value.ty.dtype)), made.attrs)
         return None
 
@@ -60,7 +62,8 @@ class _Rewriter(PyExprMutator):
         for inner, operand in (value.args, reversed(value.args)):
             weight = self._by_channels(operand, value)
             made = None if weight is None else self._grouped(user, self._step(inner))
-            if made is not None:
+            # An operand with more axes adds axes in front: the channels of the result are not those of the norm.
+            if made is not None and same_extents(open_shape(made.args[0]) or (), open_shape(value) or ()):
                 x, *given = made.args
                 scale, shift = (constant(operand) * weight for operand in given)  # type: ignore[operator]
                 dtype = str(value.ty.dtype)
