@@ -59,6 +59,28 @@ def same_extents(first: Sequence[Any], second: Sequence[Any]) -> bool:
     )
 
 
+def slice_begins(call: relax.Call, shape: Sequence[Any]) -> tuple[int, ...] | None:
+    """Give the first place of a ``strided_slice`` along each axis of what it is of, a tensor of ``shape``.
+
+    None where it has steps, or bounds that are not known when compiling.
+    """
+    if not all(isinstance(argument, relax.Tuple) for argument in call.args[1:]):
+        return None
+    numbers = [[getattr(field, "value", field) for field in argument.fields] for argument in call.args[1:]]
+    if not all(isinstance(number, int) for given in numbers for number in given):
+        return None
+    axes, first, _, *steps = numbers
+    if any(step != 1 for step in (steps[0] if steps else [])):
+        return None
+    begins = [0] * len(shape)
+    for axis, begin in zip(axes, first, strict=True):
+        extent = shape[axis]
+        if not isinstance(extent, int):
+            return None
+        begins[axis] = min(max(begin + extent if begin < 0 else begin, 0), extent)
+    return tuple(begins)
+
+
 def constant(expr: Any) -> np.ndarray | None:
     """Return the value of a constant tensor, not to be written to; None for anything else."""
     is_tensor = isinstance(expr, tvm.ir.GenericConst) and isinstance(expr.ty, relax.TensorType)

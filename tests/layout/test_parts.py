@@ -96,3 +96,33 @@ def test_borders_inside_a_block_are_between_vectors() -> None:
     ]
     assert joined
     assert all('"tvm_ext.simd": 8' in func.script() for func in joined)
+
+
+class Channels(nn.Module):
+    """A convolution of which some channels are taken, whose exponentials the next one reads."""
+
+    def __init__(self, rank: int, channels: int, part: slice) -> None:
+        super().__init__()
+        torch.manual_seed(channels)
+        self.a, self.part = CONVOLUTIONS[rank](3, channels, 3, padding=1), part
+        self.b = CONVOLUTIONS[rank](len(range(channels)[part]), 5, 3, padding=1)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.b(torch.exp(self.a(image)[:, self.part]))
+
+
+BLOCKS_OF_CHANNELS = [(48, slice(16, 32)), (33, slice(16, None)), (33, slice(-17, 99)), (37, slice(32, 37)),
+                      (7, slice(0, 7))]  # fmt: skip
+
+
+@pytest.mark.parametrize("rank", CONVOLUTIONS)
+@pytest.mark.parametrize(("channels", "part"), BLOCKS_OF_CHANNELS)
+def test_blocks_of_channels(rank: int, channels: int, part: slice) -> None:
+    model, image = Channels(rank, channels, part), torch.randn(2, 3, *IMAGES[rank])
+    check(model, image)
+    assert sum("from_blocked" in name for name in kernels_of(model, image)) == 1
+
+
+@pytest.mark.parametrize(("channels", "part"), [(48, slice(8, 24)), (33, slice(16, 30)), (32, slice(0, 32, 2))])
+def test_channels_inside_blocks(channels: int, part: slice) -> None:
+    check(Channels(2, channels, part), torch.randn(2, 3, *IMAGES[2]))

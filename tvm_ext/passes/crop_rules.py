@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from tvm_ext.passes.crop_plan import Follows, Operator, Reading, Windows, read_region, whole
-from tvm_ext.relax_utils import constant
+from tvm_ext.relax_utils import constant, slice_begins
 
 LAYOUTS = {1: ("NCW", "OIW"), 2: ("NCHW", "OIHW"), 3: ("NCDHW", "OIDHW")}
 CONVOLUTIONS = {f"relax.nn.conv{rank}d": rank for rank in LAYOUTS}
@@ -234,19 +234,8 @@ def _product(call: relax.Call, shape: tuple[int, ...], shapes: list[tuple[int, .
 
 
 def _slice(call: relax.Call, shape: tuple[int, ...], shapes: list[tuple[int, ...]], extents: Extents) -> _Found:
-    lists = [[_number(item) for item in argument] for argument in call.args[1:]]
-    if len(lists) < 3 or any(number is None for numbers in lists for number in numbers) or is_open(shapes[0]):
-        return None
-    axes, first, _, *steps = lists
-    if any(step != 1 for step in (steps[0] if steps else [])):
-        return None
-    begin = [0] * len(shape)
-    for axis, number in zip(axes, first, strict=True):
-        assert axis is not None
-        assert number is not None
-        extent = shapes[0][axis]
-        begin[axis] = min(max(number + extent if number < 0 else number, 0), extent)
-    return [tuple(Follows(axis, offset) for axis, offset in enumerate(begin))], (), 0
+    begins = None if is_open(shapes[0]) else slice_begins(call, shapes[0])
+    return None if begins is None else ([tuple(Follows(axis, offset) for axis, offset in enumerate(begins))], (), 0)
 
 
 def _take(call: relax.Call, shape: tuple[int, ...], shapes: list[tuple[int, ...]], extents: Extents) -> _Found:
@@ -274,11 +263,6 @@ _RULES: dict[str, _Rule] = {
     "relax.strided_slice": _slice,
     "relax.take": _take,
 }
-
-
-def _number(item: Any) -> int | None:
-    value = getattr(item, "value", item)
-    return int(value) if isinstance(value, int) else None
 
 
 def _window(

@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.passes.bindings import Bindings, calls, permutation
-from tvm_ext.relax_utils import scalar, static_shape
+from tvm_ext.relax_utils import scalar, slice_begins, static_shape
 from tvm_ext.schedules.compute.views import View
 
 _MOST_STEPS = 12
@@ -73,7 +73,7 @@ def _step(bindings: Bindings, expr: relax.Expr) -> tuple[relax.Expr, str, tuple[
     if name == "relax.broadcast_to":
         return source, "broadcast", before
     if name == "relax.strided_slice":
-        begins = _begins(value, before)
+        begins = slice_begins(value, before)
         return None if begins is None else (source, "slice", begins)
     if name == "relax.take":
         return _selected(value, before)
@@ -94,23 +94,6 @@ def _part(bindings: Bindings, item: relax.TupleGetItem) -> tuple[relax.Expr, str
     begins = [0] * len(shape)
     begins[axis] = sum(part[axis] for part in parts if part is not None)
     return source, "slice", tuple(begins)
-
-
-def _begins(call: relax.Call, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Give the first place of a slice along each axis; None where it has steps, or bounds that are not known."""
-    if not all(isinstance(argument, relax.Tuple) for argument in call.args[1:]):
-        return None
-    numbers = [[getattr(field, "value", field) for field in argument.fields] for argument in call.args[1:]]
-    if not all(isinstance(number, int) for given in numbers for number in given):
-        return None
-    axes, first, _, *steps = numbers
-    if any(step != 1 for step in (steps[0] if steps else [])):
-        return None
-    begins = [0] * len(shape)
-    for axis, begin in zip(axes, first, strict=True):
-        extent = shape[axis]
-        begins[axis] = min(max(begin + extent if begin < 0 else begin, 0), extent)
-    return tuple(begins)
 
 
 def _selected(call: relax.Call, shape: tuple[int, ...]) -> tuple[relax.Expr, str, tuple[Any, ...]] | None:

@@ -15,7 +15,7 @@ from tvm import relax
 from tvm_ext.layout.block_selection import PLAIN
 from tvm_ext.layout.lanes import ANYTHING, Lanes
 from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator
-from tvm_ext.relax_utils import open_shape
+from tvm_ext.relax_utils import open_shape, slice_begins
 from tvm_ext.schedules.compute.layout import turn
 
 
@@ -69,12 +69,14 @@ def split_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> tuple[Blocke
 
 
 def slice_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
-    """Take rows or columns of an image."""
+    """Take rows or columns of an image, or whole blocks of channels."""
     value = rewriter.known(call.args[0])
     axes = call.args[1]
     if value is None or value.block == PLAIN or not isinstance(axes, relax.Tuple):
         return None
     numbers = [_integer(axis) for axis in axes.fields]
+    if [number is not None and number % value.rank for number in numbers] == [1]:
+        return _channels(rewriter, call, value)
     if any(number is None or number % value.rank < 2 for number in numbers):
         return None
     places = [_place(number % value.rank, value) for number in numbers if number is not None]
@@ -82,6 +84,19 @@ def slice_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | No
         call.op, [value.var, relax.Tuple([relax.prim_value(place) for place in places]), *call.args[2:]], call.attrs
     )
     return rewriter.describe(rewriter.builder_.emit(taken), value, value.lanes)
+
+
+def _channels(rewriter: BlockedLayoutMutator, call: relax.Call, value: Blocked) -> Blocked | None:
+    """Take blocks of channels; what is not full can only be the last one."""
+    begins, shape = slice_begins(call, open_shape(call.args[0]) or ()), open_shape(call)
+    if begins is None or shape is None or not isinstance(shape[1], int) or shape[1] == 0:
+        return None
+    begin, end = begins[1], begins[1] + shape[1]
+    if begin % value.block or (end % value.block and end != value.channels):
+        return None
+    bounds = [[1], [begin // value.block], [-(-end // value.block)]]
+    taken = rewriter.builder_.emit(relax.op.strided_slice(value.var, *bounds))
+    return rewriter.describe(taken, value, value.lanes if end == value.channels else ANYTHING, shape[1])
 
 
 def _place(axis: int, value: Blocked) -> int:

@@ -19,7 +19,7 @@ from tvm_ext.layout.block_selection import (
     select_blocks,
 )
 from tvm_ext.layout.convolution_plan import ConvolutionPlan, ConvolutionShape
-from tvm_ext.relax_utils import static_shape
+from tvm_ext.relax_utils import slice_begins, static_shape
 from tvm_ext.schedules.cpu.machine import Machine
 
 Convolved = Callable[[relax.Call], ConvolutionShape | None]
@@ -113,6 +113,8 @@ class _Problem:
                 widths = [width for width in self.widths if not any(item.channels % width for item in operands)]
                 self.asks = self.asks or self.widths[0] not in widths
                 return BlockedOperator(name, dict.fromkeys((PLAIN, *widths), 0.0), operands)
+        if name == "relax.strided_slice" and isinstance(value, relax.Call):
+            return self._slice(name, value)
         if name == "relax.split" and isinstance(value, relax.Call):
             axis, fields = int(value.attrs.axis), [static_shape(field) for field in value.ty.fields]
             if axis == 1 and all(field is not None for field in fields):
@@ -120,6 +122,16 @@ class _Problem:
                 self.asks = self.asks or self.widths[0] not in widths
                 return BlockedOperator(name, dict.fromkeys((PLAIN, *widths), 0.0), tuple(self.tensors(value.args)))
         return BlockedOperator(name, {PLAIN: 0.0}, tuple(self.tensors(_operands(value))))
+
+    def _slice(self, name: str, call: relax.Call) -> BlockedOperator:
+        operands, shape, result = tuple(self.tensors(call.args[:1])), static_shape(call.args[0]), static_shape(call)
+        begins = slice_begins(call, shape or ())
+        if begins is None or shape is None or result is None or len(shape) < 3 or begins[0] or shape[0] != result[0]:
+            return BlockedOperator(name, {PLAIN: 0.0}, operands)
+        cuts = [begins[1], *([begins[1] + result[1]] if begins[1] + result[1] < shape[1] else [])]
+        widths = [width for width in self.widths if not any(cut % width for cut in cuts)]
+        self.asks = self.asks or self.widths[0] not in widths
+        return BlockedOperator(name, dict.fromkeys((PLAIN, *widths), 0.0), operands)
 
     def _convolution(self, name: str, call: relax.Call, shape: ConvolutionShape) -> BlockedOperator:
         seconds: dict[int, float] = {}
