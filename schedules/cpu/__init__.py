@@ -1,6 +1,7 @@
 """Schedule rules for CPUs, one operator family a file; the order of the list is the order in which they are asked."""
 
 from tvm_ext.schedules.cpu.attention import Attention
+from tvm_ext.schedules.cpu.blocked_norm import BlockedNorm
 from tvm_ext.schedules.cpu.conv2d_int8 import Conv2DInt8
 from tvm_ext.schedules.cpu.convolution import Convolution
 from tvm_ext.schedules.cpu.depthwise_int8 import DepthwiseInt8
@@ -54,6 +55,7 @@ RULES = (
     SlidingWindow(),
     GlobalAverage(),
     LocalResponse(),
+    BlockedNorm(),
     RecurrentProduct(),
     RowReduction(),
     Transpose(),

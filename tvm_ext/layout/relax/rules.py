@@ -19,6 +19,7 @@ from tvm_ext.layout.lanes import ANYTHING, Lanes
 from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator, Rule, turn_geometry
 from tvm_ext.layout.relax.convolution import convolution_rule, transposed_convolution_rule
 from tvm_ext.layout.relax.gated import gated_convolution_rule
+from tvm_ext.layout.relax.norms import norm_rule
 from tvm_ext.layout.relax.parts import concat_rule, slice_rule, split_rule
 from tvm_ext.layout.relax.quantized import INTEGER_RULES
 from tvm_ext.layout.relax.response import response_rule
@@ -323,6 +324,8 @@ RULES: dict[str, Rule] = {
     "relax.strided_slice": slice_rule,
     "relax.where": _choice,
     "relax.nn.prelu": _falling,
+    "relax.nn.group_norm": norm_rule,
+    "relax.nn.instance_norm": norm_rule,
     **dict.fromkeys(lane_arithmetic.UNARY, _unary),
     **dict.fromkeys((*lane_arithmetic.BINARY, *lane_arithmetic.COMPARISONS), _binary),
 }

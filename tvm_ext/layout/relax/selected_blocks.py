@@ -31,7 +31,8 @@ PlanOf = Callable[[ConvolutionShape, int], ConvolutionPlan | None]
 WINDOWS = frozenset(
     f"relax.nn.{name}" for name in ("max_pool2d", "max_pool3d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool2d")
 )
-KEEPING = WINDOWS | lane_arithmetic.UNARY.keys() | {"relax.astype", "relax.mean"}
+NORMS = frozenset({"relax.nn.group_norm", "relax.nn.instance_norm"})
+KEEPING = WINDOWS | lane_arithmetic.UNARY.keys() | NORMS | {"relax.astype", "relax.mean"}
 """Operators of one tensor that keep its block."""
 
 
