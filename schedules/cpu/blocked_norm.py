@@ -20,7 +20,7 @@ from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.compute.blocked_norm import NORM, NORM_GROUPS, NORM_LANES, NORM_SUMS
 from tvm_ext.schedules.cpu.elementwise import vectorize_and_divide
-from tvm_ext.schedules.cpu.machine import Machine, machine_of
+from tvm_ext.schedules.cpu.machine import machine_of
 from tvm_ext.schedules.cpu.tasks import EVEN_SHARES
 from tvm_ext.schedules.kernel.blocks import annotated_block, inline_epilogue, loop_extents
 from tvm_ext.schedules.rule import new_schedule

@@ -144,6 +144,11 @@ def _max_pool(attributes: Any, value: Any) -> Any:
     return windows[:, :, :: strides[0], :: strides[1]].max(axis=(4, 5))
 
 
+def _pad(attributes: Any, value: Steps, pads: Array) -> Steps:
+    widths = list(zip(*np.split(pads, 2), strict=True))
+    return replace(value, values=np.pad(value.values, widths, attributes["mode"].decode()))
+
+
 def _hard_sigmoid(attributes: Any, value: Any) -> Array:
     slope, offset = (np.float32(attributes.get(key, default)) for key, default in (("alpha", 0.2), ("beta", 0.5)))
     return np.clip(floats(value) * slope + offset, np.float32(0), np.float32(1))
@@ -164,6 +169,7 @@ _OPERATORS = integer_reference._OPERATORS | {
     "HardSwish": _hard_swish,
     "MaxPool": _max_pool,
     "Mul": lambda _, left, right: floats(left) * floats(right),
+    "Pad": _pad,
     "QuantizeLinear": _quantize,
     "Relu": _relu,
     "Shape": lambda _, value: np.array((value.values if isinstance(value, Steps) else floats(value)).shape),

@@ -125,6 +125,18 @@ def test_what_hvx_lacks_runs_on_the_scalar_core() -> None:
 
 
 @needs_emulator
+@pytest.mark.parametrize("mode", ["reflect", "edge"])
+def test_images_that_go_on_beyond_their_borders(mode: str) -> None:
+    """Only numbers around an image are part of a convolution."""
+    graph = QdqGraph((1, 8, 5, 6))
+    data = graph.quantized("x")
+    wide = graph.node("Pad", data, graph.constant(np.array([0, 0, 1, 2, 0, 0, 1, 0])), mode=mode)
+    graph.scales[wide] = graph.scales[data]
+    model = graph.model(graph.quantized(graph.conv(wide, 8, 8, 3, pads=[0, 0, 0, 0])))
+    assert_exact(model, graph.input())
+
+
+@needs_emulator
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 1, 3, 1), (1, 33, 1, 17), (1, 2, 31, 7)])
 def test_ragged_extents(shape: tuple[int, ...]) -> None:
     graph = QdqGraph(shape)

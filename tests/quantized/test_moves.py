@@ -45,6 +45,7 @@ MOVES = {
     "gather elements": node("GatherElements", (np.arange(480).reshape(SHAPE) % 8, "int64"), axis=1),
     "flip": node("Slice", ([-1], "int64"), ([-9], "int64"), ([2], "int64"), ([-1], "int64")),
     "pad": node("Pad", ([0, 0, 1, 2, 0, 0, 1, 0], "int64")),
+    "mirrored": node("Pad", ([0, 0, 1, 2, 0, 0, 1, 0], "int64"), mode="reflect"),
     "split": split,
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Blocked tensors that are joined, split and sliced: along channels where blocks stay whole, along an image anywhere.
+"""Blocked tensors that are joined, split, sliced and padded: along channels in whole blocks, along an image anywhere.
 
 before: ``y = concat((a, b), axis=2)`` with ``a`` and ``b`` of convolutions, in blocks
 after:  ``y = concat((a, b), axis=2)`` of the blocks, as rows of a block lie as rows of a channel do
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from tvm_ext.layout import lanes as lane_arithmetic
 from tvm_ext.layout.block_selection import PLAIN
 from tvm_ext.layout.lanes import ANYTHING, Lanes
 from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator
@@ -84,6 +85,23 @@ def slice_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | No
         call.op, [value.var, relax.Tuple([relax.prim_value(place) for place in places]), *call.args[2:]], call.attrs
     )
     return rewriter.describe(rewriter.builder_.emit(taken), value, value.lanes)
+
+
+def pad_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
+    """Put numbers, or its own rows and columns, around an image."""
+    value, attributes = rewriter.known(call.args[0]), call.attrs
+    widths = [int(width) for width in attributes.pad_width]
+    if value is None or value.block == PLAIN or value.is_open or min(widths) < 0 or any(widths[:4]):
+        return None
+    pairs = [tuple(widths[place : place + 2]) for place in range(4, len(widths), 2)]
+    stored = turn([*([(0, 0)] if value.rank == 3 else []), *pairs], value.turned)
+    outer = [0] * 4 + [width for pair in stored for width in pair] + [0, 0]
+    mode, number = str(attributes.pad_mode), float(attributes.pad_value)
+    padded = rewriter.builder_.emit(relax.op.nn.pad(value.var, outer, mode, number))
+    lanes = value.lanes
+    if mode == "constant":
+        lanes = _either([lanes, lane_arithmetic.of_values(np.array([number]), str(call.ty.dtype))])
+    return rewriter.describe(padded, value, lanes)
 
 
 def _channels(rewriter: BlockedLayoutMutator, call: relax.Call, value: Blocked) -> Blocked | None:

@@ -20,7 +20,7 @@ from tvm_ext.layout.relax.blocked import Blocked, BlockedLayoutMutator, Rule, tu
 from tvm_ext.layout.relax.convolution import convolution_rule, transposed_convolution_rule
 from tvm_ext.layout.relax.gated import gated_convolution_rule
 from tvm_ext.layout.relax.norms import norm_rule
-from tvm_ext.layout.relax.parts import concat_rule, slice_rule, split_rule
+from tvm_ext.layout.relax.parts import concat_rule, pad_rule, slice_rule, split_rule
 from tvm_ext.layout.relax.quantized import INTEGER_RULES
 from tvm_ext.layout.relax.response import response_rule
 from tvm_ext.passes.plane_pooling import pools_planes
@@ -323,6 +323,7 @@ RULES: dict[str, Rule] = {
     "relax.split": split_rule,  # type: ignore[dict-item]
     "relax.strided_slice": slice_rule,
     "relax.where": _choice,
+    "relax.nn.pad": pad_rule,
     "relax.nn.prelu": _falling,
     "relax.nn.group_norm": norm_rule,
     "relax.nn.instance_norm": norm_rule,

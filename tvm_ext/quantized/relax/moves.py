@@ -71,9 +71,11 @@ def _resized(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool
 
 
 def _padded(rewriter: IntegerMutator, var: relax.Var, call: relax.Call) -> bool:
-    """Put the number that stands for 0 around a tensor."""
+    """Put the number that stands for 0 around a tensor, or its own elements."""
     value = rewriter.quantized.get(call.args[0])
-    if value is None or call.attrs.pad_mode != "constant" or float(call.attrs.pad_value) != 0:
+    if call.attrs.pad_mode != "constant":
+        return _moved(rewriter, var, call)
+    if value is None or float(call.attrs.pad_value) != 0:
         return False
     padded = relax.op.nn.pad(value.data, call.attrs.pad_width, "constant", float(value.zero_point))
     rewriter.quantized[var] = replace(value, data=rewriter.emit(padded))

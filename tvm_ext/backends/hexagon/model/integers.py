@@ -154,6 +154,8 @@ class _HvxMutator(_Base):
         padding, fill = (0, 0, 0, 0), 0
         pad = self._binding(data, "relax.nn.pad")
         if pad is not None:
+            if pad.attrs.pad_mode != "constant":
+                return None
             widths = [int(width) for width in pad.attrs.pad_width]
             data, padding = pad.args[0], (widths[4], widths[6], widths[5], widths[7])
             fill = int(getattr(pad.attrs, "pad_value", 0) if len(pad.args) < 2 else scalar(pad.args[1]) or 0)

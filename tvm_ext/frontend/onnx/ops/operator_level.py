@@ -6,8 +6,8 @@ convolutions would end every layout, fusion and rewriting decision. Sums they st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from tvm import relax
@@ -58,17 +58,24 @@ def _clip(data: relax.Expr, low: np.ndarray | None, high: np.ndarray | None) -> 
 
 
 class Pad(onnx_frontend.Pad):
-    """``Pad`` in mode constant with known widths as ``relax.nn.pad``; everything else as TVM's converter does."""
+    """``Pad`` by known widths as ``relax.nn.pad``; what takes elements away as TVM's converter does it."""
+
+    modes: ClassVar[Mapping[str, str]] = {
+        "constant": "constant",
+        "reflect": "reflect",
+        "edge": "replicate",
+        "wrap": "circular",
+    }
 
     @classmethod
     def _lower_pad(
         cls, bb: relax.BlockBuilder, inputs: Sequence[Any], attr: dict[str, Any], params: Any, allowed_modes: set[str]
     ) -> Any:
-        if attr.get("mode", b"constant") == b"constant":
-            before, after, value = cls._parse_pads_and_axes(inputs, params)
-            if min([*before, *after]) >= 0:
-                widths = [int(width) for pair in zip(before, after, strict=True) for width in pair]
-                return relax.op.nn.pad(inputs[0], widths, "constant", float(value))
+        mode = attr.get("mode", b"constant").decode()
+        before, after, value = cls._parse_pads_and_axes(inputs, params)
+        if mode in allowed_modes and min([*before, *after], default=0) >= 0:
+            widths = [int(width) for pair in zip(before, after, strict=True) for width in pair]
+            return relax.op.nn.pad(inputs[0], widths, cls.modes[mode], float(value))
         return super()._lower_pad(bb, inputs, attr, params, allowed_modes)
 
 
