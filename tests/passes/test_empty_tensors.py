@@ -106,3 +106,39 @@ def test_views_of_an_open_batch_of_nothing() -> None:
         builder.emit_func_output(result)
     (found,) = tvm_ext.compile(builder.get()).run([np.zeros((3, 2, 2, 0), "float32")]).values()
     assert found.shape == (3, 1, 2, 2, 0)
+
+
+def run_open(operator: Callable[[relax.BlockBuilder, relax.Expr, Any], relax.Expr], dtype: str) -> Any:
+    """Run an operator of ``x: [n, 0, 4]``, of which there are three."""
+    batch = tvm.tirx.Var("n", "int64")
+    x, builder = relax.Var("x", relax.TensorType((batch, 0, 4), dtype)), relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(operator(builder, x, batch))
+        builder.emit_func_output(result)
+    (found,) = tvm_ext.compile(builder.get()).run([tvm.runtime.empty((3, 0, 4), dtype)]).values()
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
+def test_an_open_batch_of_nothing_is_reshaped(dtype: str) -> None:
+    """An extent of 0 is that, and not the one that the operand has in its place."""
+
+    def rows(builder: relax.BlockBuilder, x: relax.Expr, batch: Any) -> relax.Expr:
+        apart = relax.ShapeExpr([batch, 0, 2, 2]), relax.ShapeExpr([0, batch, 4])
+        for shape in apart:
+            x = builder.emit(relax.Call(tvm.ir.Op.get("relax.reshape"), [x, shape]))
+        return op.permute_dims(x, [0, 2, 1])
+
+    assert run_open(rows, dtype).shape == (0, 4, 3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_sums_of_nothing_of_an_open_batch(dtype: str) -> None:
+    found = run_open(lambda _builder, x, _batch: op.sum(x, 1), dtype)
+    assert not np.asarray(found).astype("float32").any()
+    assert found.shape == (3, 4)
+
+
+def test_greatest_of_nothing_of_an_open_batch() -> None:
+    np.testing.assert_array_equal(run_open(lambda _builder, x, _batch: op.max(x, 1), "int8"), np.full((3, 4), -128))

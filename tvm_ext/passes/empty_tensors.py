@@ -3,8 +3,10 @@
 before: ``y = exp(x)`` with ``x: Tensor((0, 3))``        after: the constant ``y: Tensor((0, 3))``
 before: ``y = sum(x, axis=1)`` with ``x: Tensor((4, 0))``        after: the constant ``y = [0, 0, 0, 0]``
 before: ``y = concat((x, z), axis=0)`` with ``x: Tensor((0, 3))``        after: ``y = z``
+before: ``y = exp(x)`` with ``x: Tensor((n, 0))``        after: ``y = zeros((n, 0))``
 
-A reduction over nothing is its neutral element, and a mean over nothing is NaN, as in NumPy and ONNX.
+A reduction over nothing is its neutral element, and a mean over nothing is NaN, as in NumPy and ONNX. Nothing is left to
+be reshaped: in a shape that ``relax.op.reshape`` is given, 0 stands for the extent that its operand has there.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.relax_utils import rewriting_pass, static_shape
+from tvm_ext.relax_utils import open_shape, rewriting_pass, static_shape
 
 # Operator -> what each element of its result is when it reduces over nothing.
 _ZERO = ("sum", "matmul", "nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.conv1d_transpose", "nn.conv2d_transpose", "einsum")
@@ -32,7 +34,7 @@ NEUTRAL: dict[str, float] = {
 
 
 def empty_tensors() -> tvm.transform.Pass:
-    """Make the pass; tensors whose extents are not known yet are left alone."""
+    """Make the pass; tensors that may have elements, as their extents are not known yet, are left alone."""
     return rewriting_pass("tvm_ext.EmptyTensors", _EmptyTensorMutator)
 
 
@@ -50,7 +52,7 @@ class _EmptyTensorMutator(PyExprMutator):
         if call.op.name == "relax.concat":
             return _without_empty_parts(call)
         if call.op.name in NEUTRAL and any(_is_empty(argument.ty) for argument in _tensors(call.args)):
-            return _constant(call.ty, NEUTRAL[call.op.name]) if static_shape(call) is not None else call
+            return _constant(call.ty, NEUTRAL[call.op.name]) if open_shape(call) is not None else call
         return call
 
 
@@ -60,17 +62,17 @@ def _tensors(arguments: Sequence[relax.Expr]) -> list[relax.Expr]:
 
 
 def _is_empty(tensor: relax.Type) -> bool:
-    shape = tensor.shape if isinstance(tensor, relax.TensorType) else None
-    if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(extent, tvm.tirx.IntImm) for extent in shape):
-        return False
-    return any(int(extent) == 0 for extent in shape)
+    shape = open_shape(tensor) if isinstance(tensor, relax.TensorType) else None
+    return shape is not None and any(isinstance(extent, int) and extent == 0 for extent in shape)
 
 
 def _constant(tensor: relax.Type, value: float) -> relax.Expr:
-    shape, dtype = [int(extent) for extent in tensor.shape], str(tensor.dtype)
+    shape, dtype = static_shape(tensor), str(tensor.dtype)
     if "float" not in dtype and not np.isfinite(value):
         limits = np.iinfo(dtype)
         value = limits.max if value > 0 else limits.min
+    if shape is None:
+        return relax.op.full(tensor.shape, relax.const(value, dtype), dtype)
     if dtype == "bfloat16":
         return relax.op.astype(relax.const(np.full(shape, value, "float32")), dtype)
     return relax.const(np.full(shape, value, dtype), dtype)
