@@ -5,8 +5,8 @@ before: ``y = sum(x, axis=1)`` with ``x: Tensor((4, 0))``        after: the cons
 before: ``y = concat((x, z), axis=0)`` with ``x: Tensor((0, 3))``        after: ``y = z``
 before: ``y = exp(x)`` with ``x: Tensor((n, 0))``        after: ``y = zeros((n, 0))``
 
-A reduction over nothing is its neutral element, and a mean over nothing is NaN, as in NumPy and ONNX. Nothing is left to
-be reshaped: in a shape that ``relax.op.reshape`` is given, 0 stands for the extent that its operand has there.
+A reduction over nothing is its neutral element, and a mean over nothing is NaN, as in NumPy and ONNX. What has no
+elements is not reshaped any more: in a shape that ``relax.op.reshape`` is given, 0 is the operand's extent there.
 """
 
 from __future__ import annotations
