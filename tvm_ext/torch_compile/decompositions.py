@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from tvm_ext.frontend.torch.attention import decomposition
-from tvm_ext.frontend.torch.decompositions import DECOMPOSITIONS
+from tvm_ext.frontend.torch.decompositions import DECOMPOSITIONS, instance_norm
 from tvm_ext.frontend.torch.einsum import decomposition as einsum_parts
 from tvm_ext.frontend.torch.sampling import KEPT
 from tvm_ext.torch_compile.tensors import as_number
@@ -62,6 +62,7 @@ def operators_with_converters(has_gradients: bool) -> Iterator[None]:
         return
     composite = dict(_exported()[0])
     composite[aten.einsum.default] = _laid_out_as(composite[aten.einsum.default])
+    composite[aten.instance_norm.default] = instance_norm(composite[aten.instance_norm.default])
     own = aten.scaled_dot_product_attention.default
     composite[own] = _like_the_kernel(decomposition(composite[own]))
     with exported_program._override_composite_implicit_decomp(composite):

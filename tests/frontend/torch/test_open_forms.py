@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm_ffi
+from tvm import relax
 
 torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
@@ -218,6 +220,20 @@ def test_instance_norms_of_open_extents() -> None:
     sizes = ((1, 2, 2, 2), (2, 7, 3, 17), (3, 33, 31, 1), (2, 17, 5, 9))
     cases = [(torch.randn(n, 3, t), torch.randn(n, 2, h, w)) for n, t, h, w in sizes]
     check(InstanceNorms(), cases, ({0: AUTO, 2: AUTO}, {0: AUTO, 2: AUTO, 3: AUTO}))
+
+
+@pytest.mark.parametrize("dynamic", [None, ({0: AUTO, 2: AUTO},)], ids=["known", "open"])
+def test_instance_norms_are_one_operator(dynamic: Any) -> None:
+    """PyTorch's own decomposition has batch and channels in one axis, with reshapes on both sides."""
+    module = torch.nn.InstanceNorm1d(3, affine=True)
+    program = torch.export.export(module.eval(), (torch.randn(2, 3, 9),), dynamic_shapes=dynamic)
+    found: list[str] = []
+
+    def visit(call: relax.Call) -> None:
+        found.append(call.op.name)
+
+    tvm_ffi.structural_walk(tvm_ext.import_model(program).mod["main"], [(relax.Call, visit)])
+    assert found == ["relax.nn.group_norm"]
 
 
 class Parts(torch.nn.Module):

@@ -75,6 +75,32 @@ def mish(data: torch.Tensor) -> torch.Tensor:
     return (wide * (terms / (terms + 2))).to(data.dtype)
 
 
+def instance_norm(others: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Make the decomposition of ``F.instance_norm``: groups of one channel, where it takes a sample's statistics.
+
+    PyTorch's own has batch and channels in one axis, with reshapes on both sides. ``others`` is asked for other forms.
+    """
+
+    def decomposition(
+        data: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        running_mean: torch.Tensor | None,
+        running_var: torch.Tensor | None,
+        use_input_stats: bool,
+        momentum: float,
+        eps: float,
+        cudnn_enabled: bool,
+    ) -> torch.Tensor:
+        has_own = use_input_stats and running_mean is None and running_var is None
+        alike = all(given is None or given.dtype == data.dtype for given in (weight, bias))
+        if has_own and alike and type(data.shape[1]) is int and data.shape[1]:
+            return torch.nn.functional.group_norm(data.contiguous(), data.shape[1], weight, bias, eps)
+        return others(data, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled)
+
+    return decomposition
+
+
 _GATHERED_ROLL = get_decompositions([torch.ops.aten.roll.default])[torch.ops.aten.roll.default]
 
 

@@ -23,7 +23,7 @@ from tvm_ext.frontend.torch.assumptions import TRACED_FROM
 from tvm_ext.frontend.torch.attention import decomposition
 from tvm_ext.frontend.torch.complex_numbers import ComplexError, has_complex_numbers, in_real_numbers
 from tvm_ext.frontend.torch.containers import output_names, with_plain_containers
-from tvm_ext.frontend.torch.decompositions import DECOMPOSITIONS
+from tvm_ext.frontend.torch.decompositions import DECOMPOSITIONS, instance_norm
 from tvm_ext.frontend.torch.einsum import decomposition as einsum_parts
 from tvm_ext.frontend.torch.equal_extents import aligned
 from tvm_ext.frontend.torch.export import TORCH_FOLDER, class_and_line, quiet
@@ -91,6 +91,8 @@ def convert(program: torch.export.ExportedProgram, source: str) -> Converted:
             table[own] = decomposition(table[own])
             products = torch.ops.aten.einsum.default
             table[products] = einsum_parts(table[products])
+            norms = torch.ops.aten.instance_norm.default
+            table[norms] = instance_norm(table[norms])
             table[torch.ops.aten.var_mean.correction] = variance_and_mean
             windows = torch.ops.aten.col2im.default
             table[windows] = fold_decomposition(table[windows])
