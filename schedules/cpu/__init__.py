@@ -2,6 +2,7 @@
 
 from tvm_ext.schedules.cpu.attention import Attention
 from tvm_ext.schedules.cpu.blocked_norm import BlockedNorm
+from tvm_ext.schedules.cpu.channel_norm import ChannelNorm
 from tvm_ext.schedules.cpu.conv2d_int8 import Conv2DInt8
 from tvm_ext.schedules.cpu.convolution import Convolution
 from tvm_ext.schedules.cpu.depthwise_int8 import DepthwiseInt8
@@ -56,6 +57,7 @@ RULES = (
     GlobalAverage(),
     LocalResponse(),
     BlockedNorm(),
+    ChannelNorm(),
     RecurrentProduct(),
     RowReduction(),
     Transpose(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="these tests compare with torch")
@@ -34,7 +36,10 @@ class Normalized(nn.Module):
             nn.init.normal_(self.norm.bias)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        return self.last(nn.functional.silu(self.norm(self.first(image))))
+        return self.behind(self.first(image))
+
+    def behind(self, image: torch.Tensor) -> torch.Tensor:
+        return self.last(nn.functional.silu(self.norm(image)))
 
 
 def scheduled(model: nn.Module, image: torch.Tensor, cores: int) -> list[object]:
@@ -88,19 +93,6 @@ def test_nothing_leaves_its_blocks() -> None:
     assert sum(name.startswith("from_blocked") for name in names) == 1
 
 
-@pytest.mark.parametrize("groups", [4, 32])
-def test_means_far_larger_than_what_differs(groups: int) -> None:
-    model = Normalized(32, groups).eval()
-    nn.init.constant_(model.first.bias, 3000.0)
-    image = torch.randn(1, 3, 33, 31)
-    compiled = tvm_ext.compile(model, example_inputs=(image,), winograd=False)
-    (found,) = compiled.run([image.numpy()]).values()
-    with torch.no_grad():
-        middle = model.first(image).double()  # what a float holds of it
-        wanted = model.double().last(nn.functional.silu(model.norm(middle))).numpy()
-    assert np.abs(found - wanted).max() < 2e-3 * wanted.std()
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_group_that_is_no_number(value: float) -> None:
     """It is one image's alone, and that of one group."""
@@ -110,6 +102,58 @@ def test_a_group_that_is_no_number(value: float) -> None:
     image[0, 0, 4, 4] = value
     (found,) = tvm_ext.compile(model, example_inputs=(image,), winograd=False).run([image.numpy()]).values()
     np.testing.assert_allclose(found, model(image).detach().numpy(), rtol=1e-3, atol=1e-4)
+
+
+class Pixels(nn.Module):
+    """A convolution, a normalisation of the channels of each pixel, and a convolution."""
+
+    def __init__(self, channels: int, rank: int = 2) -> None:
+        super().__init__()
+        torch.manual_seed(channels)
+        self.first, self.last = CONVOLUTIONS[rank](3, channels, 3, padding=1), CONVOLUTIONS[rank](channels, 5, 1)
+        shape = (channels, *[1] * rank)
+        self.weight, self.bias = (nn.Parameter(torch.rand(shape) + 0.5) for _ in range(2))
+
+    def norm(self, image: torch.Tensor) -> torch.Tensor:
+        left = image - image.mean(1, keepdim=True)
+        return self.weight * (left / torch.sqrt(left.pow(2).mean(1, keepdim=True) + 1e-6)) + self.bias
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.behind(self.first(image))
+
+    def behind(self, image: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.norm(image)))
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize(("channels", "extents"), [(64, (9, 10)), (7, (17, 31)), (33, (3, 1)), (48, (96, 80))])
+def test_pixels(target: object, channels: int, extents: tuple[int, int]) -> None:
+    check(Pixels(channels), torch.randn(2, 3, *extents), target=target)
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_pixels_of_rows_and_volumes(rank: int) -> None:
+    check(Pixels(33, rank), torch.randn(2, 3, *IMAGES[rank]))
+
+
+def test_tasks_of_pixels() -> None:
+    (func,) = scheduled(Pixels(33), torch.randn(1, 3, 96, 80), 2)
+    assert func.attrs[RULE_ATTRIBUTE] == "cpu.channel_norm"
+    assert FAULT_ATTRIBUTE not in func.attrs
+    assert func.script().count("T.parallel(") == 1
+
+
+@pytest.mark.parametrize("model", [Normalized(32, 4), Normalized(32, 32), Pixels(32)])
+def test_means_far_larger_than_what_differs(model: nn.Module) -> None:
+    model = copy.deepcopy(model).eval()
+    nn.init.constant_(model.first.bias, 3000.0)
+    image = torch.randn(1, 3, 33, 31)
+    compiled = tvm_ext.compile(model, example_inputs=(image,), winograd=False)
+    (found,) = compiled.run([image.numpy()]).values()
+    with torch.no_grad():
+        middle = model.first(image).double()  # what a float holds of it
+        wanted = model.double().behind(middle).numpy()
+    assert np.abs(found - wanted).max() < 2e-3 * wanted.std()
 
 
 class Instances(nn.Module):

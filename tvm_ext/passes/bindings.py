@@ -59,6 +59,12 @@ class Bindings(PyExprVisitor):
             return self.blocks.get(expr) == self.blocks.get(user)
         return isinstance(expr, relax.Var | tvm.ir.GenericConst)
 
+    def step(self, expr: Any) -> Any:
+        """Give what an inner variable stands for that nothing else uses; None for anything else."""
+        if not isinstance(expr, relax.DataflowVar) or self.uses[expr] != 1:
+            return None
+        return self.values.get(expr)
+
     def operand(
         self, user: relax.Var, expr: relax.Expr, shape: tuple[Any, ...], without: Container[relax.Expr] = ()
     ) -> Operand:

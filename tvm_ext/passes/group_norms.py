@@ -47,7 +47,7 @@ class _Rewriter(PyExprMutator):
             return self._scaled(user, value)
         for inner, operand in (value.args, reversed(value.args)):
             bias = self._by_channels(operand, value)
-            made = None if bias is None else self._scaled(user, self._step(inner))
+            made = None if bias is None else self._scaled(user, self._bindings.step(inner))
             if made is None or constant(made.args[2]).any():  # type: ignore[union-attr]
                 continue
             x, weight, _ = made.args
@@ -61,7 +61,7 @@ class _Rewriter(PyExprMutator):
             return self._grouped(user, value)
         for inner, operand in (value.args, reversed(value.args)):
             weight = self._by_channels(operand, value)
-            made = None if weight is None else self._grouped(user, self._step(inner))
+            made = None if weight is None else self._grouped(user, self._bindings.step(inner))
             # An operand with more axes adds axes in front: the channels of the result are not those of the norm.
             if made is not None and same_extents(open_shape(made.args[0]) or (), open_shape(value) or ()):
                 x, *given = made.args
@@ -72,7 +72,7 @@ class _Rewriter(PyExprMutator):
 
     def _grouped(self, user: relax.Var, value: Any) -> relax.Call | None:
         """Find a normalisation of groups between reshapes."""
-        inner = self._step(value.args[0]) if calls(value, "relax.reshape") else None
+        inner = self._bindings.step(value.args[0]) if calls(value, "relax.reshape") else None
         if not calls(inner, "relax.nn.instance_norm"):
             return None
         joined, scale, bias = inner.args  # type: ignore[union-attr]
@@ -104,12 +104,6 @@ class _Rewriter(PyExprMutator):
         if aligned.shape[1] not in (1, shape[1]) or aligned.size != aligned.shape[1]:
             return None
         return np.broadcast_to(aligned.reshape(-1), (shape[1],))
-
-    def _step(self, expr: Any) -> Any:
-        """Give what an inner variable stands for that nothing else uses."""
-        if not isinstance(expr, relax.DataflowVar) or self._bindings.uses[expr] != 1:
-            return None
-        return self._bindings.values.get(expr)
 
 
 def _group_norm(x: Any, weight: Any, bias: Any, attributes: Any) -> relax.Call:

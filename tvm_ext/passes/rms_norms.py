@@ -50,7 +50,7 @@ class _Rewriter(PyExprMutator):
         """Find a normalisation of 16-bit numbers between conversions, which the operator makes itself."""
         if not calls(value, "relax.astype") or str(value.ty.dtype) not in HALVES:
             return None
-        made = self._written_out(user, self._step(value.args[0]))
+        made = self._written_out(user, self._bindings.step(value.args[0]))
         if made is None:
             return None
         x, weight = (self._narrow(operand, str(value.ty.dtype)) for operand in made.args)
@@ -79,7 +79,7 @@ class _Rewriter(PyExprMutator):
         for normal, weight in (value.args, reversed(value.args)):
             shape, length = open_shape(value), static_shape(weight)
             if shape and length == (shape[-1],) and self._visible(weight, user):
-                made = self._normalised(user, self._step(normal), weight)
+                made = self._normalised(user, self._bindings.step(normal), weight)
                 if made is not None:
                     return made
         return None
@@ -103,15 +103,15 @@ class _Rewriter(PyExprMutator):
         return None
 
     def _inverse_root(self, expr: Any) -> tuple[Any, float] | None:
-        value = self._step(expr)
+        value = self._bindings.step(expr)
         if calls(value, "relax.divide") and scalar(value.args[0]) == 1:
             return self._root(value.args[1], "relax.sqrt")
         return self._root(expr, "relax.rsqrt")
 
     def _root(self, expr: Any, operator: str) -> tuple[Any, float] | None:
         """Give what epsilon is added to below a root, and epsilon."""
-        value = self._step(expr)
-        inner = self._step(value.args[0]) if calls(value, operator) else None
+        value = self._bindings.step(expr)
+        inner = self._bindings.step(value.args[0]) if calls(value, operator) else None
         if not calls(inner, "relax.add"):
             return None
         for mean, epsilon in (inner.args, reversed(inner.args)):  # type: ignore[union-attr]
@@ -121,21 +121,15 @@ class _Rewriter(PyExprMutator):
         return None
 
     def _is_mean_of_squares(self, expr: Any, x: Any) -> bool:
-        mean = self._step(expr)
+        mean = self._bindings.step(expr)
         if not calls(mean, "relax.mean") or not mean.attrs.keepdims:
             return False
         if [int(axis) % int(x.ty.ndim) for axis in mean.attrs.axis or ()] != [int(x.ty.ndim) - 1]:
             return False
-        square = self._step(mean.args[0])
+        square = self._bindings.step(mean.args[0])
         if calls(square, "relax.power"):
             return square.args[0].same_as(x) and scalar(square.args[1]) == 2
         return calls(square, "relax.multiply") and all(factor.same_as(x) for factor in square.args)
-
-    def _step(self, expr: Any) -> Any:
-        """Give what an inner variable stands for that nothing else uses."""
-        if not isinstance(expr, relax.DataflowVar) or self._bindings.uses[expr] != 1:
-            return None
-        return self._bindings.values.get(expr)
 
     def _visible(self, expr: Any, user: relax.Var) -> bool:
         return self._bindings.is_visible(expr, user)

@@ -54,6 +54,7 @@ from tvm_ext.passes.group_norms import group_norms
 from tvm_ext.passes.half_precision import half_precision
 from tvm_ext.passes.indexing import INDEXING_LEGALIZATIONS
 from tvm_ext.passes.inputs_kept import foreign_kernels
+from tvm_ext.passes.layer_norms import layer_norms
 from tvm_ext.passes.lift_lets import lift_lets
 from tvm_ext.passes.lone_lanes import lone_lanes
 from tvm_ext.passes.named_bfloat16 import named_bfloat16
@@ -103,6 +104,7 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
         ],
         [integer_arithmetic(all_axes=True), few_bit_weights()],
         [
+            layer_norms(),
             rms_norms(),
             group_norms(),
             regrouped_steps(),

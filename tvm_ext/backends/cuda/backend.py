@@ -50,6 +50,7 @@ from tvm_ext.passes.float_arithmetic import protect_cancellations
 from tvm_ext.passes.float_legalizations import FLOAT_LEGALIZATIONS
 from tvm_ext.passes.grid_sample import SAMPLING_LEGALIZATIONS
 from tvm_ext.passes.group_norms import group_norms
+from tvm_ext.passes.layer_norms import layer_norms
 from tvm_ext.passes.mixed_precision import mixed_precision
 from tvm_ext.passes.named_extents import named_extents
 from tvm_ext.passes.order_of_nan import order_of_nan
@@ -79,6 +80,7 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
         [integer_arithmetic()],
         arithmetic=[
             decompose_attention(),
+            layer_norms(),
             rms_norms(),
             group_norms(),
             regrouped_steps(),

@@ -327,6 +327,7 @@ RULES: dict[str, Rule] = {
     "relax.nn.prelu": _falling,
     "relax.nn.group_norm": norm_rule,
     "relax.nn.instance_norm": norm_rule,
+    "relax.nn.layer_norm": norm_rule,
     **dict.fromkeys(lane_arithmetic.UNARY, _unary),
     **dict.fromkeys((*lane_arithmetic.BINARY, *lane_arithmetic.COMPARISONS), _binary),
 }

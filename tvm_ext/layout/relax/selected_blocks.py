@@ -104,7 +104,8 @@ class _Problem:
         if isinstance(value, relax.Call) and static_shape(value) is not None and len(static_shape(value) or ()) > 2:
             operands = tuple(self.tensors(value.args))
             every: Mapping[int, float] = dict.fromkeys((PLAIN, *self.widths), 0.0)
-            if name in KEEPING and operands:
+            over_channels = name == "relax.nn.layer_norm" and [int(axis) for axis in value.attrs.axes] == [1]
+            if (name in KEEPING or over_channels) and operands:
                 return BlockedOperator(name, every, operands[:1], "kept")
             if name in lane_arithmetic.BINARY and operands:
                 return BlockedOperator(name, every, operands)
