@@ -1,4 +1,4 @@
-"""What follows a product is done in its shape, and computes the same; reshapes and conversions are made once."""
+"""What follows a product is done in its shape, and computes the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from tvm.script import relax as R
 from tests.passes.test_batch_axes import operators, same
 from tests.schedules.kernels import graph
 from tvm_ext.passes.product_rows import product_rows
-from tvm_ext.passes.shared_views import shared_views
 
 op = relax.op
 SHAPES = [(2, 17, 32), (32, 24), (24,), (2, 17, 24)]
@@ -64,18 +63,3 @@ def test_columns_that_are_divided_stay() -> None:
 
     before = graph(build, [((34, 32), "float32"), ((32, 24), "float32")])
     tvm.ir.assert_structural_equal(product_rows()(before), before)
-
-
-def test_equal_views_are_made_once() -> None:
-    def build(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
-        parts = [bb.emit(op.astype(bb.emit(op.reshape(x, shape)), kind)) for shape, kind in CASES]
-        return op.concat([bb.emit(op.astype(bb.emit(op.reshape(part, (12,))), "float32")) for part in parts])
-
-    before = graph(build, [((3, 4), "float32")])
-    after = shared_views()(before)
-    names = operators(after)
-    assert (names.count("relax.reshape"), names.count("relax.astype")) == (2 + 3, 3 + 3)
-    same(before, after, [(3, 4)])
-
-
-CASES = [((2, 6), "float16"), ((2, 6), "float16"), ((6, 2), "float16"), ((2, 6), "int32"), ((6, 2), "float16")]

@@ -32,6 +32,7 @@ from tvm_ext.memory.relax.sliced_convolutions import slice_convolutions
 from tvm_ext.memory.relax.trial import peak_on_trial
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.asserted_extents import asserted_extents
+from tvm_ext.passes.channels_second import channels_second
 from tvm_ext.passes.crop_results import crop_results
 from tvm_ext.passes.dataflow_reshapes import dataflow_reshapes
 from tvm_ext.passes.decompose_attention import decompose_attention
@@ -54,6 +55,7 @@ from tvm_ext.passes.one_form import one_form
 from tvm_ext.passes.outline_branches import outline_branches
 from tvm_ext.passes.padded_taps import padded_taps
 from tvm_ext.passes.plain_broadcasts import plain_broadcasts
+from tvm_ext.passes.repeated_calls import VIEWS, repeated_calls
 from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
 from tvm_ext.passes.row_gathers import row_gathers
 from tvm_ext.passes.shared_kernels import legalize_once
@@ -94,7 +96,12 @@ def inference_form(
         What is done to the operators that are left.
     """
     # Before constants are folded: that would turn quantised weights into floats.
-    quantized = [] if integers is None else [decompose_attention(), *integers, relax.transform.DeadCodeElimination()]
+    quantized: Passes = []
+    if integers is not None:
+        # Products that become convolutions each lay out, and convolutions each pad, what they read. Dequantisations
+        # stay apart: they become part of what reads them, and only integers go through memory.
+        laid_out = repeated_calls((*VIEWS, "relax.nn.pad"))
+        quantized = [decompose_attention(), *integers, laid_out, relax.transform.DeadCodeElimination()]
     return [
         lift_local_functions(),
         outline_branches(),
@@ -102,6 +109,7 @@ def inference_form(
         relax.transform.CanonicalizeBindings(),
         *foreign_kernels(),
         plain_broadcasts(),
+        channels_second(),
         row_gathers(),
         *(first or []),
         empty_tensors(),

@@ -22,7 +22,7 @@ CONVOLUTIONS = {f"relax.nn.conv{rank}d": rank for rank in LAYOUTS}
 POOLINGS = {f"relax.nn.{kind}_pool{rank}d": rank for rank in LAYOUTS for kind in ("max", "avg")}
 RESHAPES = frozenset(["relax.reshape", "relax.squeeze", "relax.expand_dims", "relax.flatten"])
 
-_POINTWISE = frozenset(
+POINTWISE = frozenset(
     f"relax.{name}"
     for name in (
         "abs ceil cos erf exp floor log negative round rsqrt sigmoid sign sin sqrt square tan tanh clip astype nn.relu "
@@ -30,8 +30,10 @@ _POINTWISE = frozenset(
         "minimum where less less_equal greater greater_equal equal not_equal logical_and logical_or logical_not isnan"
     ).split()
 )
-_REDUCTIONS = frozenset(f"relax.{name}" for name in "sum mean max min prod variance std".split())
-_ALONG_ONE = frozenset(["relax.nn.softmax", "relax.nn.log_softmax"])
+"""Operators that compute each element from those at the same place of their operands, which may be broadcast."""
+
+REDUCTIONS = frozenset(f"relax.{name}" for name in "sum mean max min prod variance std".split())
+ALONG_ONE = frozenset(["relax.nn.softmax", "relax.nn.log_softmax"])
 _ALONG_SOME = frozenset(["relax.nn.layer_norm", "relax.nn.rms_norm"])
 
 _UNIT = 2**40
@@ -152,11 +154,11 @@ _Rule = Callable[[relax.Call, tuple[int, ...], list[tuple[int, ...]], Extents], 
 
 
 def _rule(name: str) -> _Rule | None:
-    if name in _POINTWISE:
+    if name in POINTWISE:
         return _pointwise
-    if name in _REDUCTIONS:
+    if name in REDUCTIONS:
         return _reduction
-    if name in _ALONG_ONE or name in _ALONG_SOME:
+    if name in ALONG_ONE or name in _ALONG_SOME:
         return _along
     if name in RESHAPES:
         return _reshape
@@ -189,7 +191,7 @@ def _reduction(call: relax.Call, shape: tuple[int, ...], shapes: list[tuple[int,
 
 
 def _along(call: relax.Call, shape: tuple[int, ...], shapes: list[tuple[int, ...]], extents: Extents) -> _Found:
-    axes = [call.attrs.axis] if call.op.name in _ALONG_ONE else call.attrs.axes
+    axes = [call.attrs.axis] if call.op.name in ALONG_ONE else call.attrs.axes
     data = tuple(Follows(axis) for axis in range(len(shape)))
     parameters: list[Reading] = [(None,) * len(operand) for operand in shapes[1:]]
     return [data, *parameters], [int(axis) % len(shape) for axis in axes], 1

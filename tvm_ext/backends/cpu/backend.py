@@ -68,6 +68,7 @@ from tvm_ext.passes.padded_taps import padded_taps
 from tvm_ext.passes.plane_pooling import POOLING_LEGALIZATIONS
 from tvm_ext.passes.product_rows import product_rows
 from tvm_ext.passes.regrouped_steps import regrouped_steps
+from tvm_ext.passes.repeated_calls import repeated_calls
 from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
 from tvm_ext.passes.restrict_kernels import restrict_kernels, restrict_lone_buffers
 from tvm_ext.passes.rms_norms import rms_norms
@@ -180,7 +181,8 @@ def _fuse(backend: Backend, target: tvm.target.Target, options: PipelineOptions)
     blocks = [fuse_inverted_residuals(slower), fuse_excitations(rules), fuse_pools(rules)]
     prologues = [fuse_prologues(rules)] if options.prologues else []
     behind = [*(blocks if options.inverted_residuals else []), *prologues]
-    return [*common.fuse(backend, target, options, behind), named_extents(), note_row_windows()]
+    # Not before: what is cheap enough to be part of several kernels is better computed by each than kept in memory.
+    return [*common.fuse(backend, target, options, behind), repeated_calls(), named_extents(), note_row_windows()]
 
 
 def _schedule(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:

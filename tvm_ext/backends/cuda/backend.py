@@ -56,8 +56,8 @@ from tvm_ext.passes.named_extents import named_extents
 from tvm_ext.passes.order_of_nan import order_of_nan
 from tvm_ext.passes.product_rows import product_rows
 from tvm_ext.passes.regrouped_steps import regrouped_steps
+from tvm_ext.passes.repeated_calls import VIEWS, repeated_calls
 from tvm_ext.passes.rms_norms import rms_norms
-from tvm_ext.passes.shared_views import shared_views
 from tvm_ext.passes.transposed_phases import transposed_phases
 from tvm_ext.passes.unit_reductions import unit_reductions
 from tvm_ext.passes.value_checks import without_value_checks
@@ -86,12 +86,12 @@ def _canonicalize(backend: Backend, target: tvm.target.Target, options: Pipeline
             regrouped_steps(),
             batch_axes(),
             product_rows(),
-            shared_views(),
+            repeated_calls((*VIEWS, "relax.astype")),
             joined_projections(),
             attention_kernels(rounded),
             transposed_phases(pictures=True),
             mixed_precision(rounded),
-            shared_views(),
+            repeated_calls((*VIEWS, "relax.astype")),
             *common.rewritten(options),
             *common.flushed(options),
             order_of_nan(first_places=True),
