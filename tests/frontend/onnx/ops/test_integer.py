@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import helper
 
+import tvm_ext
 from tests.cpu import RUNTIME_SATURATES
 from tests.frontend.onnx.ops.harness import (
     check_stored,
@@ -122,6 +127,19 @@ def test_dynamic_quantization_of_zeros_is_finite():
     )
     found = check_with_onnxruntime(model, {"x": x})
     assert found[1] == 1.0
+
+
+def test_steps_of_dynamic_quantization_are_one_kernel():
+    """The largest value, the smallest one, the scale with the zero point, and the values."""
+    graph = helper.make_graph(
+        [helper.make_node("DynamicQuantizeLinear", ["x"], ["y", "s", "z"])],
+        "quantisation",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [16, 64])],
+        [helper.make_tensor_value_info(name, kind, None) for name, kind in zip("ysz", (2, 1, 2), strict=True)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
+    text = tvm_ext.compile(model, {"kind": "llvm", "opt-level": 1}).executable.as_text()
+    assert len(re.findall(r"call +(\w+) +in:", text)) == 4
 
 
 @settings(max_examples=8, deadline=None)

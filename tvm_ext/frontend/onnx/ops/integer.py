@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from tvm import relax
+from tvm import relax, te, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_ext.frontend.onnx.ops.base import (
@@ -17,7 +17,6 @@ from tvm_ext.frontend.onnx.ops.base import (
     Node,
     add,
     astype,
-    constant,
     dtype_of,
     emit,
     known,
@@ -25,6 +24,7 @@ from tvm_ext.frontend.onnx.ops.base import (
     reshape,
     subtract,
 )
+from tvm_ext.relax_utils import OPAQUE
 
 _CONV_OPSET = 11
 
@@ -139,16 +139,23 @@ def dynamic_quantization(bb: relax.BlockBuilder, x: Any) -> tuple[Any, Any, Any]
     tuple of relax.Expr
         Values (uint8), scale (float32 scalar), zero point (uint8 scalar). A tensor of zeros has scale 1.
     """
-    zero, one, steps = (constant(value, "float32") for value in (0.0, 1.0, 255.0))
-    high = bb.emit(relax.op.maximum(relax.op.max(x), zero))
-    low = bb.emit(relax.op.minimum(relax.op.min(x), zero))
-    scale = bb.emit(relax.op.divide(relax.op.subtract(high, low), steps))
-    scale = bb.emit(relax.op.where(relax.op.equal(high, low), one, scale))
-    point = relax.op.round(relax.op.clip(relax.op.divide(relax.op.negative(low), scale), 0.0, 255.0))
-    point = bb.emit(point)
+    ends = [bb.emit(reduce(x)) for reduce in (relax.op.max, relax.op.min)]
+    # One kernel: numbers that several others read are not merged with what computes them.
+    steps = bb.emit_te(_steps, *ends, primfunc_name_hint="dynamic_steps", primfunc_attrs={"op_pattern": OPAQUE})
+    scale, point, zero_point = (bb.emit(relax.TupleGetItem(steps, place)) for place in range(3))
     rounded = relax.op.add(relax.op.round(relax.op.divide(x, scale)), point)
     values = bb.emit(relax.op.astype(relax.op.clip(rounded, 0.0, 255.0), "uint8"))
-    return values, scale, bb.emit(relax.op.astype(point, "uint8"))
+    return values, scale, zero_point
+
+
+def _steps(largest: te.Tensor, smallest: te.Tensor) -> list[te.Tensor]:
+    """Compute the scale and the zero point, as a float and as a byte, of values between two ends."""
+    zero, one, most = (tirx.const(value, "float32") for value in (0.0, 1.0, 255.0))
+    high = te.compute((), lambda: tirx.Max(largest(), zero), name="high")
+    low = te.compute((), lambda: tirx.Min(smallest(), zero), name="low")
+    scale = te.compute((), lambda: tirx.Select(high() == low(), one, (high() - low()) / most), name="scale")
+    point = te.compute((), lambda: tirx.round(tirx.Min(tirx.Max((zero - low()) / scale(), zero), most)), name="point")
+    return [scale, point, te.compute((), lambda: point().astype("uint8"), name="zero_point")]
 
 
 class DynamicQuantizeLinear(Converter):
