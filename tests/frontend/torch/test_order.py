@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -113,3 +114,35 @@ def test_the_largest_in_any_order() -> None:
     found = tvm_ext.compile(Chosen(), "native", example_inputs=(x,)).run([x.numpy()]).values()
     for ours, theirs in zip(found, Chosen()(x), strict=True):
         np.testing.assert_array_equal(ours, theirs.numpy())
+
+
+class Extremes(nn.Module):
+    """Extremes without their places."""
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        both = [(y.max(1)[0], y.min(-1, keepdim=True)[0]) for y in (x, n, w, w.int(), x > 1, x.half())]
+        return [value for pair in both for value in pair]
+
+
+def test_extremes_without_their_places_are_reductions() -> None:
+    inputs = ROWS, NOT_NUMBERS, WHOLE
+    program = torch.export.export(Extremes(), inputs)
+    names = re.findall(r"R\.(argm\w+|gather_elements)", tvm_ext.import_model(program).mod.script())
+    assert not names
+    found = tvm_ext.compile(program).run([value.numpy() for value in inputs])
+    for ours, theirs in zip(found.values(), Extremes()(*inputs), strict=True):
+        assert (ours.shape, ours.dtype) == (theirs.numpy().shape, theirs.numpy().dtype)
+        np.testing.assert_array_equal(ours, theirs.numpy())
+
+
+def test_norms_are_roots_of_sums_of_squares() -> None:
+    """TVM's own are absolute values to the power of two, which are kept in memory."""
+
+    class Norms(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return torch.linalg.vector_norm(x), x.norm(p=2, dim=(0, 2), keepdim=True), x.half().norm(dim=1).float()
+
+    program = torch.export.export(Norms(), (ROWS,))
+    assert "R.power" not in tvm_ext.import_model(program).mod.script()
+    for ours, theirs in zip(tvm_ext.compile(program).run([ROWS.numpy()]).values(), Norms()(ROWS), strict=True):
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-3)

@@ -116,11 +116,14 @@ def vector_norm(importer: Any, node: Node) -> Any:
     dtype = relax_dtype(node.meta["val"].dtype)
     wide = "float32" if dtype in ("float16", "bfloat16") else dtype
     data = data if str(data.ty.dtype) == wide else emit(relax.op.astype(data, wide))
-    if argument(node, 1, "ord", 2) == 0:
-        axes = argument(node, 2, "dim")
-        axes = [axes] if isinstance(axes, int) else list(axes or []) or None
+    order, axes = argument(node, 1, "ord", 2), argument(node, 2, "dim")
+    axes = [axes] if isinstance(axes, int) else list(axes or []) or None
+    keep = bool(argument(node, 3, "keepdim", False))
+    if order == 0:
         nonzero = emit(relax.op.astype(emit(relax.op.not_equal(data, relax.const(0, wide))), wide))
-        norm = emit(relax.op.sum(nonzero, axes, bool(argument(node, 3, "keepdim", False))))
+        norm = emit(relax.op.sum(nonzero, axes, keep))
+    elif order == 2:  # TVM raises absolute values to powers
+        norm = emit(relax.op.sqrt(emit(relax.op.sum(emit(relax.op.multiply(data, data)), axes, keep))))
     else:
         before, importer.env[node.args[0]] = importer.env[node.args[0]], data
         norm = importer._norm(node)

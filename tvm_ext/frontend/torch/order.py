@@ -22,15 +22,19 @@ from tvm_ext.frontend.torch.arguments import argument, extent_of, static_size
 from tvm_ext.frontend.torch.assumptions import assume_at_most
 
 
-def extreme(search: Callable[..., Any], importer: Any, node: Node) -> Any:
-    """``x.max(dim)`` or ``x.min(dim)``: values and their places (int64)."""
+def extreme(search: Callable[..., Any], largest: Callable[..., Any], importer: Any, node: Node) -> Any:
+    """``x.max(dim)`` or ``x.min(dim)``: values and their places (int64), which most modules leave out."""
     emit = importer.block_builder.emit
     data = importer.env[node.args[0]]
     keep = bool(argument(node, 2, "keepdim", False))
     if not len(data.ty.shape):
         return _alone(emit, data)
     axis = node.args[1] % len(data.ty.shape)
-    searched = emit(relax.op.astype(data, "int8")) if str(data.ty.dtype) == "bool" else data
+    is_truth = str(data.ty.dtype) == "bool"
+    searched = emit(relax.op.astype(data, "int8")) if is_truth else data
+    if all(user.target is operator.getitem and user.args[1] == 0 for user in node.users):
+        values = emit(largest(searched, [axis], keep))
+        return (emit(relax.op.astype(values, "bool")) if is_truth else values,)
     places = emit(search(searched, axis, keepdims=True))
     return _found(emit, data, places, axis, keep)
 
@@ -219,8 +223,8 @@ ORDER: Mapping[str, Callable[[Any, Node], Any]] = {
     "nanmedian.default": median_of_numbers,
     "nanmedian.dim": median_of_numbers,
     "sort.stable": stable_sort,
-    "max.dim": partial(extreme, relax.op.argmax),
-    "min.dim": partial(extreme, relax.op.argmin),
+    "max.dim": partial(extreme, relax.op.argmax, relax.op.max),
+    "min.dim": partial(extreme, relax.op.argmin, relax.op.min),
 }
 """By name of operator and overload."""
 
