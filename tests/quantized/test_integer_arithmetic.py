@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -142,6 +143,17 @@ def test_matrix_product(rows: tuple[int, ...]) -> None:
     inputs = graph.input()
     (result,) = tvm_ext.compile(model).run(inputs).values()
     np.testing.assert_array_equal(result, next(iter(run_integers(model, inputs).values())))
+
+
+def test_queries_keys_and_values_lay_their_text_out_once() -> None:
+    graph = QdqGraph((1, 9, 32))
+    text = graph.quantized("x")
+    made = [graph.quantized(graph.node("MatMul", text, graph.weight((32, 16), axis=1))) for _ in range(3)]
+    model = graph.model(graph.node("Sum", *made))
+    compiled = tvm_ext.compile(model, {"kind": "llvm", "opt-level": 1})
+    called = re.findall(r"call +(\w+) +in:", compiled.executable.as_text())
+    laid_out = [name for name in called if "to_blocked" in name and "conv" not in name]
+    assert len(laid_out) == 1, called
 
 
 def test_what_is_not_integer_stays_float() -> None:

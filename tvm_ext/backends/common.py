@@ -55,7 +55,6 @@ from tvm_ext.passes.one_form import one_form
 from tvm_ext.passes.outline_branches import outline_branches
 from tvm_ext.passes.padded_taps import padded_taps
 from tvm_ext.passes.plain_broadcasts import plain_broadcasts
-from tvm_ext.passes.repeated_calls import VIEWS, repeated_calls
 from tvm_ext.passes.resize_corners import RESIZE_LEGALIZATIONS
 from tvm_ext.passes.row_gathers import row_gathers
 from tvm_ext.passes.shared_kernels import legalize_once
@@ -96,12 +95,7 @@ def inference_form(
         What is done to the operators that are left.
     """
     # Before constants are folded: that would turn quantised weights into floats.
-    quantized: Passes = []
-    if integers is not None:
-        # Products that become convolutions each lay out, and convolutions each pad, what they read. Dequantisations
-        # stay apart: they become part of what reads them, and only integers go through memory.
-        laid_out = repeated_calls((*VIEWS, "relax.nn.pad"))
-        quantized = [decompose_attention(), *integers, laid_out, relax.transform.DeadCodeElimination()]
+    quantized = [] if integers is None else [decompose_attention(), *integers, relax.transform.DeadCodeElimination()]
     return [
         lift_local_functions(),
         outline_branches(),
