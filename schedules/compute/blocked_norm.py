@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import lcm, prod
 
 from tvm import te, tirx
@@ -54,7 +54,7 @@ def blocked_norm(
     def number(value: float) -> Expr:
         return tirx.const(value, data.dtype)
 
-    def summed(name: str, element: object) -> te.Tensor:
+    def summed(name: str, element: Callable[..., Expr]) -> te.Tensor:
         """Sum over the pixels of each channel, into several sums."""
         over = [
             te.reduce_axis((0, extent // side_by_side if place == axis else extent), f"{name}_{place}")
@@ -63,30 +63,30 @@ def blocked_norm(
 
         def total(n: tirx.Var, u: tirx.Var, k: tirx.Var, part: tirx.Var, lane: tirx.Var) -> Expr:
             position = [index * side_by_side + part if place == axis else index for place, index in enumerate(over)]
-            return te.sum(element(n, u, k, position, lane), over)  # type: ignore[operator]
+            return te.sum(element(n, u, k, position, lane), over)
 
         shape = (batch, units, unit, side_by_side, block)
         return te.compute(shape, total, name=name, attrs={KERNEL_ATTRIBUTE: name})
 
-    def of_groups(name: str, sums: te.Tensor, element: object) -> te.Tensor:
+    def of_groups(name: str, sums: te.Tensor, element: Callable[..., Expr]) -> te.Tensor:
         """Sum over the channels of each group what is known of them."""
         member, part = te.reduce_axis((0, members), f"{name}_member"), te.reduce_axis((0, side_by_side), f"{name}_part")
 
         def total(n: tirx.Var, u: tirx.Var, group: tirx.Var) -> Expr:
             channel = group * members + member
             place = (n, u, channel // block, part, channel % block)
-            return te.sum(element(sums(*place), place), [member, part])  # type: ignore[operator]
+            return te.sum(element(sums(*place), place), [member, part])
 
         return te.compute((batch, units, inside), total, name=name, attrs={KERNEL_ATTRIBUTE: name})
 
-    def of_lanes(name: str, element: object) -> te.Tensor:
+    def of_lanes(name: str, element: Callable[..., Expr]) -> te.Tensor:
         """Give each lane what belongs to the group of its channel; that of the last one to lanes without a channel."""
 
         def value(n: tirx.Var, u: tirx.Var, k: tirx.Var, lane: tirx.Var) -> Expr:
             group = (k * block + lane) // members
             if not full(channels, block):
                 group = tirx.min(group, inside - 1)
-            return element(n, u, k, lane, group)  # type: ignore[operator]
+            return element(n, u, k, lane, group)
 
         return te.compute((batch, units, unit, block), value, name=name, attrs={KERNEL_ATTRIBUTE: name})
 
