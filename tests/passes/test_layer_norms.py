@@ -29,6 +29,7 @@ FORMS = {
     "no bias": f"{BEGIN} n = Div(d, r) y = Mul(n, w)",
     "neither": f"{BEGIN} y = Div(d, r)",
     "product": f"{BEGIN.replace('Pow(d, two)', 'Mul(d, d)')} n = Div(d, r) {WEIGHTED}",
+    "two differences": f"{BEGIN.replace('q = Pow(d, two)', 'c = Sub(x, m) q = Mul(d, c)')} y = Div(d, r)",
     "differences apart": f"{BEGIN} c = Sub(x, m) n = Div(c, r) {WEIGHTED}",
     "inverse": f"{BEGIN} i = Reciprocal(r) n = Mul(d, i) {WEIGHTED}",
     "weights with the root": f"{BEGIN} i = Reciprocal(r) a = Mul(i, w) s = Mul(d, a) y = Add(s, b)",
@@ -110,6 +111,7 @@ def test_rows_of_words_and_instances_of_sequences() -> None:
 
 OTHERS = {
     "no means of what is squared": f"{BEGIN.replace('Pow(d', 'Pow(x')} y = Div(d, r)",
+    "one mean of what is multiplied": f"{BEGIN.replace('Pow(d, two)', 'Mul(d, x)')} y = Div(d, r)",
     "other axes": f"{MEAN} {SQUARE.replace('{axes}', '[2]')} {ROOT} y = Div(d, r)",
     "epsilon behind the root": f"{MEAN} {SQUARE} e = Sqrt(v) r = Add(e, epsilon) y = Div(d, r)",
     "root multiplied": f"{BEGIN} y = Mul(d, r)",

@@ -227,11 +227,11 @@ class _Rewriter(PyExprMutator):
             return None
         if len(shape) == 0:
             return self.visit_expr(operand)
-        order = [axis for axis in inverse if axis < len(shape) and not _is_one(shape[axis])]
-        if len(shape) != len(axes) or order != sorted(order):
+        extents = [1] * (len(axes) - len(shape)) + list(shape)
+        order = [axis for axis in inverse if not _is_one(extents[axis])]
+        if order != sorted(order):
             return None
-        moved = relax.op.reshape(self.visit_expr(operand), [shape[axis] for axis in inverse])
-        return self.builder_.emit(moved)
+        return self.builder_.emit(relax.op.reshape(self.visit_expr(operand), [extents[axis] for axis in inverse]))
 
     def _emit(self, value: relax.Expr, axes: tuple[int, ...]) -> _Transposed:
         return _Transposed(self.builder_.emit(value), axes)
