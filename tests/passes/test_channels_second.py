@@ -69,7 +69,14 @@ def quantised(bb: relax.BlockBuilder, y: relax.Expr) -> relax.Expr:
     return bb.emit(op.dequantize(rounded, *step, axis=0, out_dtype="float32"))
 
 
-@pytest.mark.parametrize("steps", [normalised, joined, divided, excited, quantised])
+def scaled(bb: relax.BlockBuilder, y: relax.Expr) -> relax.Expr:
+    """Multiply by quantised numbers of channels, which are no constants yet."""
+    step = R.const(np.float32(0.05)), R.const(np.int8(3))
+    numbers = op.dequantize(R.const(np.arange(4, dtype="int8")), *step, axis=0, out_dtype="float32")
+    return bb.emit(op.multiply(y, bb.emit(numbers)))
+
+
+@pytest.mark.parametrize("steps", [normalised, joined, divided, excited, quantised, scaled])
 def test_transposes_vanish(steps: Any) -> None:
     before = between(steps)
     after = channels_second()(before)
