@@ -150,12 +150,13 @@ class _Rewriter(PyExprMutator):
         square = None if axes is None else self._bindings.step(value.args[0])
         if calls(square, "relax.power") and scalar(square.args[1]) == 2:
             factors = [square.args[0]]
-        elif calls(square, "relax.multiply") and square.args[0].same_as(square.args[1]):
-            factors = [square.args[0]]
+        elif calls(square, "relax.multiply"):
+            factors = list(square.args)  # the same, or the same difference computed twice
         else:
             return None
-        centred = self._centred(factors[0])
-        return axes if centred is not None and centred[0].same_as(source) and centred[1] == axes else None
+        centred = [self._centred(factor) for factor in factors]
+        same = all(found is not None and found[0].same_as(source) and found[1] == axes for found in centred)
+        return axes if same else None
 
     def _centred(self, expr: Any) -> tuple[relax.Expr, tuple[int, ...]] | None:
         """Give the tensor that an expression is without its mean, and the axes of the mean."""
