@@ -62,8 +62,8 @@ class _RepeatedCalls(PyExprMutator):
             if tvm_ffi.structural_equal(other, call):
                 self.set_var_remap(binding.var, variable)
                 return
-        known.append((call, self.builder_.emit(call)))
-        self.set_var_remap(binding.var, known[-1][1])
+        super().visit_var_binding_(binding)  # keeps the words for the nodes that the variable comes from
+        known.append((call, self.visit_expr(binding.var)))
 
     def _is_shared(self, value: relax.Expr) -> bool:
         if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
