@@ -274,3 +274,23 @@ def test_weights_are_packed_at_compile_time() -> None:
 def test_channel_block(channels: int, bits: int, units: int, block: int) -> None:
     machine = Machine("", bits, 32, clock=3e9, flops=2 * bits / 32 * units * 3e9)
     assert channel_block(channels, machine) == block
+
+
+class OuterProduct(nn.Module):
+    """An image, plus numbers of its pixels times numbers of its channels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        torch.manual_seed(channels)
+        self.a, self.s, self.b = nn.Conv2d(3, channels, 3), nn.Conv2d(3, 1, 3), nn.Conv2d(channels, 5, 1)
+        self.weight = nn.Parameter(torch.rand(channels, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x) - torch.sigmoid(self.s(x)) * self.weight)
+
+
+@pytest.mark.parametrize("channels", [7, 32, 33])
+def test_products_of_pixels_and_channels_are_computed_in_blocks(channels: int) -> None:
+    image = torch.randn(2, 3, 9, 12)
+    check(OuterProduct(channels), image)
+    assert sum(name.startswith("to_blocked") for name in kernels_of(OuterProduct(channels), image)) <= 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import tvm
 from tvm import relax
@@ -166,6 +167,9 @@ def _operand(
     values = arg.value.numpy() if isinstance(arg, tvm.ir.GenericConst) else None
     dtype = str(arg.ty.dtype)
     if len(shape) == main.rank and same_extents([shape[1]], [main.channels]) and values is None:
+        spread = _spread(rewriter, arg, main)
+        if spread is not None:
+            return spread
         value = rewriter.to_block(arg, main.block, main.turned)
         return value.var, value.lanes
     known = ANYTHING if values is None else lane_arithmetic.of_values(values, dtype)
@@ -189,11 +193,34 @@ def _operand(
         return relax.const(block_channels(values, main.block, fill), dtype), Lanes(fill, fill)
     if full[1] != 1:
         return None
+    known_image = rewriter.known(arg)
+    if known_image is not None and known_image.rank == main.rank and known_image.turned == main.turned:
+        last = len(known_image.shape) - 1  # its only channel is in the first lane
+        return rewriter.builder_.emit(relax.op.strided_slice(known_image.var, [last], [0], [1])), ANYTHING
     plain = rewriter.visit_expr(arg)
     if main.turned and not same_extents(full[-2:], (1, 1)):
         plain = rewriter.turn_image(rewriter.builder_.emit(relax.op.reshape(plain, full)), -2)
     stored = (full[0], 1, *turn(full[2:], main.turned), 1)
     return rewriter.builder_.emit(relax.op.reshape(plain, stored)), ANYTHING
+
+
+def _spread(
+    rewriter: BlockedLayoutMutator, arg: relax.Expr, main: Blocked
+) -> tuple[relax.Expr, Lanes | None] | None:
+    """Compute an operand in blocks that is a number for each channel with one for each pixel, or smaller parts yet."""
+    call: Any = rewriter.definitions.get(arg) if isinstance(arg, relax.Var) else None
+    name = call.op.name if isinstance(call, relax.Call) and isinstance(call.op, tvm.ir.Op) else ""
+    if name not in lane_arithmetic.BINARY or rewriter.known(arg) is not None or rewriter.uses[arg] != 1:
+        return None
+    shape = open_shape(arg) or ()
+    if any(same_extents(open_shape(part) or (), shape) for part in call.args):
+        return None
+    operands = [_operand(rewriter, part, main, name) for part in call.args]
+    if len(operands) != 2 or any(operand is None for operand in operands):
+        return None
+    (left, left_lanes), (right, right_lanes) = operands  # type: ignore[misc]
+    lanes = lane_arithmetic.binary(name, left_lanes, right_lanes, str(call.ty.dtype))
+    return rewriter.builder_.emit(relax.Call(call.op, [left, right], call.attrs)), lanes
 
 
 def _pool(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None:
