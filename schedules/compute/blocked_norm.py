@@ -101,7 +101,8 @@ def blocked_norm(
         NORM_GROUPS[0],
         sums,
         lambda total, place: (
-            total * number(1 / (pixels * members)) + first(*place[:3], place[4]) * number(1 / (members * side_by_side))
+            total * number(1 / (pixels * members))
+            + first(place[0], place[1], place[2], place[4]) * number(1 / (members * side_by_side))
         ),
     )
     shifts = of_lanes(NORM_LANES[0], lambda n, u, _k, _lane, group: means[n, u, group])

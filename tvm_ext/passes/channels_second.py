@@ -210,7 +210,7 @@ class _Rewriter(PyExprMutator):
         if len(axes) != len(shape):
             return None
         found = [self._in_order(item, axes) for item in operands]
-        return (found, axes) if all(item is not None for item in found) else None  # type: ignore[return-value]
+        return (found, axes) if all(item is not None for item in found) else None
 
     def _in_order(self, operand: relax.Expr, axes: tuple[int, ...]) -> relax.Expr | None:
         """Give one operand so that ``axes`` of it are those of the old function; None where elements would move."""

@@ -131,8 +131,8 @@ class _Rewriter(PyExprMutator):
 
     def _epsilon(self, expr: Any, operator: str, source: relax.Expr, axes: tuple[int, ...]) -> float | None:
         """Give what is added to the variance of a tensor below a root; None where it is no such root."""
-        value = self._bindings.step(expr)
-        inner = self._bindings.step(value.args[0]) if calls(value, operator) else None
+        value: Any = self._bindings.step(expr)
+        inner: Any = self._bindings.step(value.args[0]) if calls(value, operator) else None
         if not calls(inner, "relax.add"):
             return None
         for variance, epsilon in (inner.args, reversed(inner.args)):
@@ -143,11 +143,11 @@ class _Rewriter(PyExprMutator):
 
     def _variance_of(self, expr: Any, source: relax.Expr) -> tuple[int, ...] | None:
         """Give the axes over which an expression is the variance of a tensor."""
-        value = self._bindings.step(expr)
+        value: Any = self._bindings.step(expr)
         if calls(value, "relax.variance") and value.args[0].same_as(source):
             return _axes(value)
         axes = _axes(value) if calls(value, "relax.mean") else None
-        square = None if axes is None else self._bindings.step(value.args[0])
+        square: Any = None if axes is None else self._bindings.step(value.args[0])
         if calls(square, "relax.power") and scalar(square.args[1]) == 2:
             factors = [square.args[0]]
         elif calls(square, "relax.multiply"):
@@ -160,7 +160,7 @@ class _Rewriter(PyExprMutator):
 
     def _centred(self, expr: Any) -> tuple[relax.Expr, tuple[int, ...]] | None:
         """Give the tensor that an expression is without its mean, and the axes of the mean."""
-        value = self._bindings.values.get(expr) if isinstance(expr, relax.Var) else None
+        value: Any = self._bindings.values.get(expr) if isinstance(expr, relax.Var) else None
         if not calls(value, "relax.subtract"):
             return None
         axes = self._mean_of(value.args[1], value.args[0])
@@ -168,7 +168,7 @@ class _Rewriter(PyExprMutator):
 
     def _mean_of(self, expr: Any, source: relax.Expr) -> tuple[int, ...] | None:
         """Give the axes over which an expression is the mean of a tensor."""
-        value = self._bindings.values.get(expr) if isinstance(expr, relax.Var) else None
+        value: Any = self._bindings.values.get(expr) if isinstance(expr, relax.Var) else None
         return _axes(value) if calls(value, "relax.mean") and value.args[0].same_as(source) else None
 
     def _operator(
@@ -181,15 +181,11 @@ class _Rewriter(PyExprMutator):
             return None
         if not same_extents(shape, open_shape(value) or ()):
             return None
-        last = len(shape) - 1
+        last, is_known = len(shape) - 1, all(isinstance(extent, int) for extent in shape)
         forms: list[tuple[bool, int, Callable[..., relax.Call]]] = [
             (axes == [last], last, lambda *given: op.layer_norm(*given, axes, norm.epsilon)),
             # Of open extents no rule takes a kernel of all that, but each of its reductions.
-            (
-                axes == [1] and all(isinstance(extent, int) for extent in shape),
-                1,
-                lambda *given: op.layer_norm(*given, axes, norm.epsilon),
-            ),
+            (axes == [1] and is_known, 1, lambda *given: op.layer_norm(*given, axes, norm.epsilon)),
             (axes == list(range(2, last + 1)), 1, lambda *given: op.instance_norm(*given, 1, axes, norm.epsilon)),
             (axes == list(range(1, last + 1)), 1, lambda *given: op.group_norm(*given, 1, 1, axes[1:], norm.epsilon)),
         ]
@@ -198,8 +194,10 @@ class _Rewriter(PyExprMutator):
                 continue
             factors = [_along(part, last + 1, axis, shape[axis]) for part in (np.float32(1), *weights)]
             terms = [_along(part, last + 1, axis, shape[axis]) for part in (np.float32(0), *biases)]
-            if not any(numbers is None for numbers in (*factors, *terms)):
-                return make(x, relax.const(np.prod(factors, axis=0)), relax.const(np.sum(terms, axis=0)))
+            if any(numbers is None for numbers in (*factors, *terms)):
+                continue
+            weight, bias = np.prod(factors, axis=0), np.sum(terms, axis=0)  # type: ignore[arg-type]
+            return make(x, relax.const(weight), relax.const(bias))
         return None
 
 

@@ -6,6 +6,9 @@ after:  ``y' = blocked_norm(x', w', b')``
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from tvm import relax
 
 from tvm_ext.layout.lanes import ANYTHING
@@ -37,7 +40,8 @@ def norm_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | Non
         relax.const(block_channels(array.reshape(1, -1), value.block)[0], "float32")  # type: ignore[union-attr]
         for array in numbers
     ]
-    compute, sizes = channel_norm, {"channels": value.channels}
+    compute: Callable[..., Any] = channel_norm
+    sizes = {"channels": value.channels}
     if not is_layer:
         is_group = call.op.name == "relax.nn.group_norm"
         compute, sizes = blocked_norm, sizes | {"groups": int(attributes.num_groups) if is_group else value.channels}

@@ -98,7 +98,7 @@ def pad_rule(rewriter: BlockedLayoutMutator, call: relax.Call) -> Blocked | None
     outer = [0] * 4 + [width for pair in stored for width in pair] + [0, 0]
     mode, number = str(attributes.pad_mode), float(attributes.pad_value)
     padded = rewriter.builder_.emit(relax.op.nn.pad(value.var, outer, mode, number))
-    lanes = value.lanes
+    lanes: Lanes | None = value.lanes
     if mode == "constant":
         lanes = _either([lanes, lane_arithmetic.of_values(np.array([number]), str(call.ty.dtype))])
     return rewriter.describe(padded, value, lanes)

@@ -204,9 +204,7 @@ def _operand(
     return rewriter.builder_.emit(relax.op.reshape(plain, stored)), ANYTHING
 
 
-def _spread(
-    rewriter: BlockedLayoutMutator, arg: relax.Expr, main: Blocked
-) -> tuple[relax.Expr, Lanes | None] | None:
+def _spread(rewriter: BlockedLayoutMutator, arg: relax.Expr, main: Blocked) -> tuple[relax.Expr, Lanes | None] | None:
     """Compute an operand in blocks that is a number for each channel with one for each pixel, or smaller parts yet."""
     call: Any = rewriter.definitions.get(arg) if isinstance(arg, relax.Var) else None
     name = call.op.name if isinstance(call, relax.Call) and isinstance(call.op, tvm.ir.Op) else ""
