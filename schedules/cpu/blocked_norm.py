@@ -15,7 +15,7 @@ from math import prod
 
 import tvm
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import PrimFunc
 
 from tvm_ext.schedules.compute.blocked_norm import NORM, NORM_GROUPS, NORM_LANES, NORM_SUMS
@@ -51,8 +51,9 @@ class BlockedNorm:
             vectorize_and_divide(schedule, rest, machine)
         schedule.compute_inline(norm)
         batch, units, unit, *_ = loop_extents(schedule, first)
+        tasks = batch * units
         extents = loop_extents(schedule, store)
-        tasks, size = batch * units, WIDTH * prod(extents) // (batch * units)
+        size = WIDTH * prod(extents) // tasks
         divides = machine.divides(OPERATIONS * prod(extents))
         is_even = tasks % machine.cores == 0 or tasks >= EVEN_SHARES * machine.cores
         sums = [_own_sums(schedule, block) for block in (first, second)]
@@ -93,8 +94,8 @@ def _sum(schedule: Schedule, copy: SBlockRV, total: SBlockRV) -> None:
     schedule.compute_at(total, outer[-1], preserve_unit_loops=True)
     schedule.unroll(part)
     schedule.vectorize(lane)
-    loops = _loops_inside(schedule, total, len(outer))
-    part, lane, *over = loops[-2 - _reduced(schedule, total) :]
+    reduced = sum(int(axis.iter_type) == tvm.tirx.IterVar.CommReduce for axis in schedule.get(total).iter_vars)
+    part, lane, *over = list(schedule.get_loops(total))[-2 - reduced :]
     schedule.reorder(*over, part, lane)
     schedule.unroll(part)
     schedule.vectorize(lane)
@@ -102,12 +103,3 @@ def _sum(schedule: Schedule, copy: SBlockRV, total: SBlockRV) -> None:
     *_, part, lane = schedule.get_loops(initial)
     schedule.unroll(part)
     schedule.vectorize(lane)
-
-
-def _loops_inside(schedule: Schedule, block: SBlockRV, count: int) -> list[LoopRV]:
-    return list(schedule.get_loops(block))[count:]
-
-
-def _reduced(schedule: Schedule, block: SBlockRV) -> int:
-    """Count the axes that a block reduces."""
-    return sum(int(axis.iter_type) == tvm.tirx.IterVar.CommReduce for axis in schedule.get(block).iter_vars)

@@ -294,3 +294,35 @@ def test_products_of_pixels_and_channels_are_computed_in_blocks(channels: int) -
     image = torch.randn(2, 3, 9, 12)
     check(OuterProduct(channels), image)
     assert sum(name.startswith("to_blocked") for name in kernels_of(OuterProduct(channels), image)) <= 1
+
+
+@pytest.mark.parametrize("what", ["products", "gates", "activations"])
+def test_what_another_dataflow_block_makes(what: str) -> None:
+    """Its inner variables, blocked ones among them, are not seen here."""
+    generator = np.random.default_rng(0)
+
+    def weight(*shape: int) -> tvm.relax.Expr:
+        return tvm.relax.const(generator.standard_normal(shape).astype("float32") / 10)
+
+    builder, op = tvm.relax.BlockBuilder(), tvm.relax.op
+    x = tvm.relax.Var("x", tvm.relax.TensorType((1, 16, 9, 9), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            image = builder.emit(op.nn.conv2d(x, weight(32, 16, 3, 3)))
+            plane = builder.emit(op.sigmoid(builder.emit(op.nn.conv2d(x, weight(1, 16, 3, 3)))))
+            gate = builder.emit(op.sigmoid(builder.emit(op.mean(image, [2, 3], keepdims=True))))
+            made = {"products": (plane, weight(1, 32, 1, 1)), "gates": (image, gate), "activations": (image, image)}
+            first = builder.emit_output(op.multiply(*made[what]))
+            second = builder.emit_output(op.nn.relu(image))
+        builder.emit(op.assert_op(tvm.relax.const(True)))
+        with builder.dataflow():
+            joined = builder.emit(op.subtract(second, first)) if what != "gates" else first
+            result = builder.emit_output(op.nn.conv2d(joined, weight(8, 32, 1, 1)))
+        builder.emit_func_output(result)
+    mod, target = builder.get(), resolve_target(None)
+    data = tvm.runtime.tensor(generator.standard_normal((1, 16, 9, 9)).astype("float32"))
+    found, wanted = (
+        tvm.relax.VirtualMachine(tvm.compile(mod, target, relax_pipeline=pipeline), tvm.cpu())["main"](data).numpy()
+        for pipeline in ("tvm_ext", "default")
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx
 import pytest
+import tvm
 import tvm_ffi
 from onnx import helper, numpy_helper, parser
 from tvm import relax
@@ -47,10 +50,8 @@ def grouped(x: str = "2,6,5,7", shape: tuple[int, ...] = (0, 6, 5, 7), **changed
     return model(GROUPED, x, x, **given | changed)
 
 
-def operators(proto: onnx.ModelProto) -> list[str]:
-    mod = relax.transform.DeadCodeElimination()(
-        group_norms()(fold_constants()(tvm_ext.import_model(proto, dynamic="*").mod))
-    )
+def operators(proto: onnx.ModelProto, norms: Callable[[], tvm.transform.Pass] = group_norms) -> list[str]:
+    mod = relax.transform.DeadCodeElimination()(norms()(fold_constants()(tvm_ext.import_model(proto, dynamic="*").mod)))
     found: list[str] = []
 
     def visit(call: relax.Call) -> None:

@@ -5,19 +5,12 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-import tvm_ffi
 from onnx import numpy_helper, parser
-from tvm import relax
-
-pytest.importorskip("onnxruntime")
-import onnxruntime
 
 import tvm_ext
-from tvm_ext.passes.fold_constants import fold_constants
+from tests.passes.test_group_norms import GENERATOR, TARGET, check, numbers
+from tests.passes.test_group_norms import operators as operators_behind
 from tvm_ext.passes.layer_norms import layer_norms
-
-GENERATOR = np.random.default_rng(0)
-TARGET = {"kind": "llvm", "mcpu": "haswell", "opt-level": 1}
 
 MEAN = "m = ReduceMean<axes = {axes}>(x)"
 SQUARE = "d = Sub(x, m) q = Pow(d, two) v = ReduceMean<axes = {axes}>(q)"
@@ -44,10 +37,6 @@ AXES = {
 }
 
 
-def numbers(*shape: int) -> np.ndarray:
-    return GENERATOR.uniform(0.5, 1.5, shape).astype("float32")
-
-
 def model(
     nodes: str, axes: list[int], weights: tuple[int, ...], x: str = "2,6,5,7", y: str = "2,6,5,7"
 ) -> onnx.ModelProto:
@@ -63,21 +52,7 @@ def model(
 
 
 def operators(proto: onnx.ModelProto) -> list[str]:
-    mod = relax.transform.DeadCodeElimination()(
-        layer_norms()(fold_constants()(tvm_ext.import_model(proto, dynamic="*").mod))
-    )
-    found: list[str] = []
-    tvm_ffi.structural_walk(mod["main"], [(relax.Call, lambda call: found.append(call.op.name.removeprefix("relax.")))])
-    return found
-
-
-def check(proto: onnx.ModelProto, *shapes: tuple[int, ...]) -> None:
-    run = tvm_ext.compile(proto, TARGET, dynamic="*")
-    session = onnxruntime.InferenceSession(proto.SerializeToString())
-    for shape in shapes:
-        x = GENERATOR.standard_normal(shape).astype("float32") + 3
-        (found,), (wanted,) = run.run([x]).values(), session.run(None, {"x": x})
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=2e-5)
+    return operators_behind(proto, layer_norms)
 
 
 @pytest.mark.parametrize("form", FORMS)

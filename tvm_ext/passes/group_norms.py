@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.expr_functor import mutator
 
-from tvm_ext.passes.bindings import Bindings, calls
+from tvm_ext.passes.bindings import calls
+from tvm_ext.passes.norm_mutator import NormMutator
 from tvm_ext.relax_utils import constant, open_shape, rewriting_pass, same_extents
 
 
@@ -25,29 +26,14 @@ def group_norms() -> tvm.transform.Pass:
 
 
 @mutator
-class _Rewriter(PyExprMutator):
-    def __init__(self, mod: tvm.IRModule) -> None:
-        super().__init__(mod)
-        self._bindings = Bindings()
-
-    def begin(self, function: relax.Function) -> bool:
-        """Note what variables stand for."""
-        self._bindings = Bindings()
-        self._bindings.visit_expr(function)
-        return True
-
-    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        """Replace the last step of a normalisation; what led to it is dead then."""
-        made = self._shifted(binding.var, binding.value)
-        super().visit_var_binding_(binding if made is None else relax.VarBinding(binding.var, made))
-
-    def _shifted(self, user: relax.Var, value: Any) -> relax.Call | None:
+class _Rewriter(NormMutator):
+    def operator(self, user: relax.Var, value: Any) -> relax.Call | None:
         """Find a scaled normalisation with a number for each channel added, or one without."""
         if not calls(value, "relax.add"):
             return self._scaled(user, value)
         for inner, operand in (value.args, reversed(value.args)):
             bias = self._by_channels(operand, value)
-            made = None if bias is None else self._scaled(user, self._bindings.step(inner))
+            made = None if bias is None else self._scaled(user, self.bindings.step(inner))
             if made is None or constant(made.args[2]).any():  # type: ignore[union-attr]
                 continue
             x, weight, _ = made.args
@@ -61,7 +47,7 @@ class _Rewriter(PyExprMutator):
             return self._grouped(user, value)
         for inner, operand in (value.args, reversed(value.args)):
             weight = self._by_channels(operand, value)
-            made = None if weight is None else self._grouped(user, self._bindings.step(inner))
+            made = None if weight is None else self._grouped(user, self.bindings.step(inner))
             # An operand with more axes adds axes in front: the channels of the result are not those of the norm.
             if made is not None and same_extents(open_shape(made.args[0]) or (), open_shape(value) or ()):
                 x, *given = made.args
@@ -72,12 +58,12 @@ class _Rewriter(PyExprMutator):
 
     def _grouped(self, user: relax.Var, value: Any) -> relax.Call | None:
         """Find a normalisation of groups between reshapes."""
-        inner = self._bindings.step(value.args[0]) if calls(value, "relax.reshape") else None
+        inner = self.bindings.step(value.args[0]) if calls(value, "relax.reshape") else None
         if not calls(inner, "relax.nn.instance_norm"):
             return None
         joined, scale, bias = inner.args  # type: ignore[union-attr]
-        before = self._bindings.values.get(joined)
-        if not calls(before, "relax.reshape") or not self._bindings.is_visible(before.args[0], user):  # type: ignore[union-attr]
+        before = self.bindings.values.get(joined)
+        if not calls(before, "relax.reshape") or not self.bindings.is_visible(before.args[0], user):  # type: ignore[union-attr]
             return None
         x = before.args[0]  # type: ignore[union-attr]
         shape, grouped, given = open_shape(x), open_shape(joined), [constant(scale), constant(bias)]

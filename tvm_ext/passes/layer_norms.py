@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.expr_functor import mutator
 
-from tvm_ext.passes.bindings import Bindings, calls
+from tvm_ext.passes.bindings import calls
+from tvm_ext.passes.norm_mutator import NormMutator
 from tvm_ext.relax_utils import constant, open_shape, rewriting_pass, same_extents, scalar
 
 
@@ -38,41 +39,26 @@ class _Norm:
 
 
 @mutator
-class _Rewriter(PyExprMutator):
-    def __init__(self, mod: tvm.IRModule) -> None:
-        super().__init__(mod)
-        self._bindings = Bindings()
-
-    def begin(self, function: relax.Function) -> bool:
-        """Note what variables stand for."""
-        self._bindings = Bindings()
-        self._bindings.visit_expr(function)
-        return any(calls(value, "relax.mean") for value in self._bindings.values.values())
-
-    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        """Replace the last step of a normalisation; what led to it is dead then."""
-        made = self._made(binding.var, binding.value)
-        super().visit_var_binding_(binding if made is None else relax.VarBinding(binding.var, made))
-
-    def _made(self, user: relax.Var, value: Any) -> relax.Call | None:
+class _Rewriter(NormMutator):
+    def operator(self, user: relax.Var, value: Any) -> relax.Call | None:
         """Find a normalisation, with weights or without, and with a bias or without."""
         if calls(value, "relax.add"):
             for inner, bias in (value.args, reversed(value.args)):
-                shifted = self._weighted(self._bindings.step(inner))
-                made = None if shifted is None else self._operator(user, value, *shifted, [bias])
+                shifted = self._weighted(self.bindings.step(inner))
+                made = None if shifted is None else self._of_axes(user, value, *shifted, [bias])
                 made = self._from_parts(user, value, inner, bias) if made is None else made
                 if made is not None:
                     return made
             return None
         found = self._weighted(value)
-        return None if found is None else self._operator(user, value, *found, [])
+        return None if found is None else self._of_axes(user, value, *found, [])
 
     def _from_parts(self, user: relax.Var, value: relax.Call, inner: Any, rest: Any) -> relax.Call | None:
         """Find ``x * s + (bias - mean(x) * s)``, where ``s`` is the inverse root times a weight."""
-        product, difference = self._bindings.step(inner), self._bindings.step(rest)
+        product, difference = self.bindings.step(inner), self.bindings.step(rest)
         if not calls(product, "relax.multiply") or not calls(difference, "relax.subtract"):
             return None
-        taken = self._bindings.step(difference.args[1])
+        taken = self.bindings.step(difference.args[1])
         if not calls(taken, "relax.multiply"):
             return None
         for source, scale in (product.args, reversed(product.args)):
@@ -80,11 +66,11 @@ class _Rewriter(PyExprMutator):
                 axes = self._mean_of(mean, source)
                 if axes is None or not same.same_as(scale):
                     continue
-                above, below = self._factors(scale, self._bindings.values.get(scale))
+                above, below = self._factors(scale, self.bindings.values.get(scale))
                 found = self._normalised(source, axes, above, below)
                 if found is not None:
                     norm, weights = found
-                    return self._operator(user, value, norm, weights, [difference.args[0]])
+                    return self._of_axes(user, value, norm, weights, [difference.args[0]])
         return None
 
     def _weighted(self, value: Any) -> tuple[_Norm, list[Any]] | None:
@@ -106,11 +92,11 @@ class _Rewriter(PyExprMutator):
         ``expr`` is what stands for ``value``, which may be used elsewhere, too.
         """
         if calls(value, "relax.multiply"):
-            parts = [self._factors(arg, self._bindings.step(arg)) for arg in value.args]
+            parts = [self._factors(arg, self.bindings.step(arg)) for arg in value.args]
             return parts[0][0] + parts[1][0], parts[0][1] + parts[1][1]
         if calls(value, "relax.divide"):
-            dividend = self._factors(value.args[0], self._bindings.step(value.args[0]))
-            divisor = self._factors(value.args[1], self._bindings.step(value.args[1]))
+            dividend = self._factors(value.args[0], self.bindings.step(value.args[0]))
+            divisor = self._factors(value.args[1], self.bindings.step(value.args[1]))
             return dividend[0] + divisor[1], dividend[1] + divisor[0]
         return [expr], []
 
@@ -131,8 +117,8 @@ class _Rewriter(PyExprMutator):
 
     def _epsilon(self, expr: Any, operator: str, source: relax.Expr, axes: tuple[int, ...]) -> float | None:
         """Give what is added to the variance of a tensor below a root; None where it is no such root."""
-        value: Any = self._bindings.step(expr)
-        inner: Any = self._bindings.step(value.args[0]) if calls(value, operator) else None
+        value: Any = self.bindings.step(expr)
+        inner: Any = self.bindings.step(value.args[0]) if calls(value, operator) else None
         if not calls(inner, "relax.add"):
             return None
         for variance, epsilon in (inner.args, reversed(inner.args)):
@@ -143,11 +129,11 @@ class _Rewriter(PyExprMutator):
 
     def _variance_of(self, expr: Any, source: relax.Expr) -> tuple[int, ...] | None:
         """Give the axes over which an expression is the variance of a tensor."""
-        value: Any = self._bindings.step(expr)
+        value: Any = self.bindings.step(expr)
         if calls(value, "relax.variance") and value.args[0].same_as(source):
             return _axes(value)
         axes = _axes(value) if calls(value, "relax.mean") else None
-        square: Any = None if axes is None else self._bindings.step(value.args[0])
+        square: Any = None if axes is None else self.bindings.step(value.args[0])
         if calls(square, "relax.power") and scalar(square.args[1]) == 2:
             factors = [square.args[0]]
         elif calls(square, "relax.multiply"):
@@ -160,7 +146,7 @@ class _Rewriter(PyExprMutator):
 
     def _centred(self, expr: Any) -> tuple[relax.Expr, tuple[int, ...]] | None:
         """Give the tensor that an expression is without its mean, and the axes of the mean."""
-        value: Any = self._bindings.values.get(expr) if isinstance(expr, relax.Var) else None
+        value: Any = self.bindings.values.get(expr) if isinstance(expr, relax.Var) else None
         if not calls(value, "relax.subtract"):
             return None
         axes = self._mean_of(value.args[1], value.args[0])
@@ -168,16 +154,16 @@ class _Rewriter(PyExprMutator):
 
     def _mean_of(self, expr: Any, source: relax.Expr) -> tuple[int, ...] | None:
         """Give the axes over which an expression is the mean of a tensor."""
-        value: Any = self._bindings.values.get(expr) if isinstance(expr, relax.Var) else None
+        value: Any = self.bindings.values.get(expr) if isinstance(expr, relax.Var) else None
         return _axes(value) if calls(value, "relax.mean") and value.args[0].same_as(source) else None
 
-    def _operator(
+    def _of_axes(
         self, user: relax.Var, value: relax.Call, norm: _Norm, weights: list[Any], biases: list[Any]
     ) -> relax.Call | None:
         """Make the operator; weights and biases are constants of one axis."""
         x, axes, op = norm.source, list(norm.axes), relax.op.nn
         shape = open_shape(x)
-        if shape is None or str(x.ty.dtype) != "float32" or not self._bindings.is_visible(x, user):
+        if shape is None or str(x.ty.dtype) != "float32" or not self.bindings.is_visible(x, user):
             return None
         if not same_extents(shape, open_shape(value) or ()):
             return None

@@ -16,9 +16,10 @@ import ml_dtypes
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.expr_functor import mutator
 
-from tvm_ext.passes.bindings import Bindings, calls
+from tvm_ext.passes.bindings import calls
+from tvm_ext.passes.norm_mutator import NormMutator
 from tvm_ext.passes.single_precision import HALVES
 from tvm_ext.relax_utils import constant, open_shape, rewriting_pass, scalar, static_shape
 
@@ -29,28 +30,17 @@ def rms_norms() -> tvm.transform.Pass:
 
 
 @mutator
-class _Rewriter(PyExprMutator):
-    def __init__(self, mod: tvm.IRModule) -> None:
-        super().__init__(mod)
-        self._bindings = Bindings()
-
-    def begin(self, function: relax.Function) -> bool:
-        """Note what variables stand for."""
-        self._bindings = Bindings()
-        self._bindings.visit_expr(function)
-        return True
-
-    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        """Replace the last step of a normalisation; what led to it is dead then."""
-        made = self._of_halves(binding.var, binding.value)
-        made = self._written_out(binding.var, binding.value) if made is None else made
-        super().visit_var_binding_(binding if made is None else relax.VarBinding(binding.var, made))
+class _Rewriter(NormMutator):
+    def operator(self, user: relax.Var, value: Any) -> relax.Call | None:
+        """Find a normalisation of numbers of 16 bits, or of float32."""
+        made = self._of_halves(user, value)
+        return self._written_out(user, value) if made is None else made
 
     def _of_halves(self, user: relax.Var, value: Any) -> relax.Call | None:
         """Find a normalisation of 16-bit numbers between conversions, which the operator makes itself."""
         if not calls(value, "relax.astype") or str(value.ty.dtype) not in HALVES:
             return None
-        made = self._written_out(user, self._bindings.step(value.args[0]))
+        made = self._written_out(user, self.bindings.step(value.args[0]))
         if made is None:
             return None
         x, weight = (self._narrow(operand, str(value.ty.dtype)) for operand in made.args)
@@ -62,7 +52,7 @@ class _Rewriter(PyExprMutator):
         """Give what float32 numbers were before they became that, or are without loss."""
         numbers = constant(expr)
         if numbers is None:
-            value = self._bindings.values.get(expr)
+            value = self.bindings.values.get(expr)
             is_wider = calls(value, "relax.astype") and str(value.args[0].ty.dtype) == dtype  # type: ignore[union-attr]
             return value.args[0] if is_wider else None  # type: ignore[union-attr]
         short = numbers.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
@@ -79,7 +69,7 @@ class _Rewriter(PyExprMutator):
         for normal, weight in (value.args, reversed(value.args)):
             shape, length = open_shape(value), static_shape(weight)
             if shape and length == (shape[-1],) and self._visible(weight, user):
-                made = self._normalised(user, self._bindings.step(normal), weight)
+                made = self._normalised(user, self.bindings.step(normal), weight)
                 if made is not None:
                     return made
         return None
@@ -103,15 +93,15 @@ class _Rewriter(PyExprMutator):
         return None
 
     def _inverse_root(self, expr: Any) -> tuple[Any, float] | None:
-        value = self._bindings.step(expr)
+        value = self.bindings.step(expr)
         if calls(value, "relax.divide") and scalar(value.args[0]) == 1:
             return self._root(value.args[1], "relax.sqrt")
         return self._root(expr, "relax.rsqrt")
 
     def _root(self, expr: Any, operator: str) -> tuple[Any, float] | None:
         """Give what epsilon is added to below a root, and epsilon."""
-        value = self._bindings.step(expr)
-        inner = self._bindings.step(value.args[0]) if calls(value, operator) else None
+        value = self.bindings.step(expr)
+        inner = self.bindings.step(value.args[0]) if calls(value, operator) else None
         if not calls(inner, "relax.add"):
             return None
         for mean, epsilon in (inner.args, reversed(inner.args)):  # type: ignore[union-attr]
@@ -121,15 +111,15 @@ class _Rewriter(PyExprMutator):
         return None
 
     def _is_mean_of_squares(self, expr: Any, x: Any) -> bool:
-        mean = self._bindings.step(expr)
+        mean = self.bindings.step(expr)
         if not calls(mean, "relax.mean") or not mean.attrs.keepdims:
             return False
         if [int(axis) % int(x.ty.ndim) for axis in mean.attrs.axis or ()] != [int(x.ty.ndim) - 1]:
             return False
-        square = self._bindings.step(mean.args[0])
+        square = self.bindings.step(mean.args[0])
         if calls(square, "relax.power"):
             return square.args[0].same_as(x) and scalar(square.args[1]) == 2
         return calls(square, "relax.multiply") and all(factor.same_as(x) for factor in square.args)
 
     def _visible(self, expr: Any, user: relax.Var) -> bool:
-        return self._bindings.is_visible(expr, user)
+        return self.bindings.is_visible(expr, user)

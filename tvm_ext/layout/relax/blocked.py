@@ -169,6 +169,11 @@ class BlockedLayoutMutator(PyExprMutator):
         value = self.blocked.get(expr) if isinstance(expr, relax.Var) else None
         return value if isinstance(value, Blocked) else None
 
+    def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
+        """Forget what belongs to another block, where its inner variables cannot be seen."""
+        self.blocked, self.plain_copies, self.rounded_copies, self.definitions, self.rows = {}, {}, {}, {}, {}
+        return super().visit_dataflow_block_(block)
+
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Let a rule take the binding; otherwise keep it, with plain operands."""
         self.definitions[binding.var] = binding.value

@@ -193,10 +193,10 @@ def _operand(
         return relax.const(block_channels(values, main.block, fill), dtype), Lanes(fill, fill)
     if full[1] != 1:
         return None
-    known_image = rewriter.known(arg)
-    if known_image is not None and known_image.rank == main.rank and known_image.turned == main.turned:
-        last = len(known_image.shape) - 1  # its only channel is in the first lane
-        return rewriter.builder_.emit(relax.op.strided_slice(known_image.var, [last], [0], [1])), ANYTHING
+    image = rewriter.known(arg)
+    if image is not None and image.rank == main.rank and image.turned == main.turned:
+        last = len(image.shape) - 1  # its only channel is in the first lane
+        return rewriter.builder_.emit(relax.op.strided_slice(image.var, [last], [0], [1])), ANYTHING
     plain = rewriter.visit_expr(arg)
     if main.turned and not same_extents(full[-2:], (1, 1)):
         plain = rewriter.turn_image(rewriter.builder_.emit(relax.op.reshape(plain, full)), -2)

@@ -148,14 +148,12 @@ class _HvxMutator(_Base):
 
     def _convolution(self, value: IntegerSum, rescaling: Rescaling) -> Any | None:
         call = self._binding(value.total, "relax.nn.conv2d")
-        if call is None:
+        pad = None if call is None else self._binding(call.args[0], "relax.nn.pad")
+        if call is None or (pad is not None and pad.attrs.pad_mode != "constant"):
             return None
         data, weight = call.args[0], constant(call.args[1])
         padding, fill = (0, 0, 0, 0), 0
-        pad = self._binding(data, "relax.nn.pad")
         if pad is not None:
-            if pad.attrs.pad_mode != "constant":
-                return None
             widths = [int(width) for width in pad.attrs.pad_width]
             data, padding = pad.args[0], (widths[4], widths[6], widths[5], widths[7])
             fill = int(getattr(pad.attrs, "pad_value", 0) if len(pad.args) < 2 else scalar(pad.args[1]) or 0)
