@@ -205,7 +205,7 @@ def measure_avx2(names: Sequence[str], budget: float) -> list[dict[str, Any]]:
     """Measure models compiled for AVX2 beside PyTorch, eager, kept to it: on a machine that has more as well."""
     import torch
 
-    limits = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    limits = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
     before = {name: os.environ.get(name) for name in limits}
     os.environ.update(limits)  # the engines' processes inherit it
     rows = []

@@ -48,6 +48,8 @@ class Machine:
         Bytes that arrive from the L2 cache in a cycle without being in the way of the multiply-adds.
     strip : int
         Elements that a strip of tiles which transpose has at most; 0: as many as the second TLB has pages for.
+    joins_parts : bool
+        Whether halves of lines that are stored past the caches by several rows in turn leave as whole lines.
     fetches_once : bool
         Whether several cores that read more than the caches hold, each line once, do so faster when it is fetched as
         such (non-temporal), which keeps it from the last cache. Other CPUs may have lost it when it is read.
@@ -93,6 +95,7 @@ class Machine:
     slow_load: float = 0.8
     far_bytes: int = 16
     strip: int = 0
+    joins_parts: bool = False
     fetches_once: bool = False
     fetches_near: bool = False
     l1: int = 32 << 10
@@ -217,7 +220,7 @@ FIGURES = tuple(field.name for field in fields(Machine) if field.type == "float"
 
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
 _SERVER: Mapping[str, Any] = {
-    "free_loads": 3, "l2": 1 << 20, "l3": 16 << 20, "clock": 2.8e9, "flops": 179e9, "l2_bandwidth": 98e9,
+    "free_loads": 3, "strip": 32, "l2": 1 << 20, "l3": 16 << 20, "clock": 2.8e9, "flops": 179e9, "l2_bandwidth": 98e9,
     "memory_bandwidth": 30e9,
 }  # fmt: skip
 
@@ -305,7 +308,7 @@ def _machine(triple: str, mcpu: str, mattr: str, cores: int) -> Machine:
             row, l1=known.l1 << 10, l2=known.l2 << 10, **_own_part(known.l3 << 10, own), clock=known.clock,
             flops=2 * lanes * known.units * known.clock,
             l2_bandwidth=known.l2_bytes * known.clock or row.l2_bandwidth, free_loads=known.free_loads,
-            slow_load=known.slow_load, far_bytes=known.far_bytes, strip=known.strip,
+            slow_load=known.slow_load, far_bytes=known.far_bytes, strip=known.strip, joins_parts=known.joins_parts,
             fetches_once=known.fetches_once, fetches_near=known.fetches_near,
             memory_bandwidth=known.memory_bandwidth or row.memory_bandwidth,
         )  # fmt: skip

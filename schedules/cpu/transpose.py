@@ -31,6 +31,7 @@ from tvm_ext.schedules.kernel.operations import data_parallel_blocks
 from tvm_ext.schedules.kernel.simplify_indices import simplify_indices
 from tvm_ext.schedules.rule import new_schedule
 from tvm_ext.schedules.simd.loops import mark_simd
+from tvm_ext.schedules.simd.stream import SMALLEST_STREAM
 from tvm_ext.schedules.simd.tile_marks import mark_tile
 from tvm_ext.schedules.simd.tile_shapes import LINE, PAGE
 
@@ -103,14 +104,30 @@ def transpose(schedule: Schedule, block: SBlockRV, machine: Machine) -> bool:
         inner = share_out_one(schedule, inner, seconds, machine, side)
     mark_simd(schedule, innermost, side)
     size = tvm.DataType(schedule.get(block).writes[0].source.dtype).bits // 8
-    staging, once, is_far = 0, False, _row_stride(axes, read) * size > PAGE
-    # A line is streamed in two pieces at most: with more, too many would be begun before the first is full.
-    if is_far or side * size in (LINE, LINE // 2):
+    stride, vector = _row_stride(axes, read) * size, side * size
+    row, is_far = int(axes.extents[written] or 0) * size, stride > PAGE
+    staging, once, aligned = 0, False, gcd(stride, vector)
+    # Near rows of which vectors are not aligned would share lines with stores that go through the caches.
+    if is_far or (aligned >= SMALLEST_STREAM and row > LARGEST_SIDE):
         streams = stream_large_result(schedule, block, innermost, machine, is_far)
         once = streams and machine.fetches_once and machine.cores > 1
-        staging = machine.l2 // STAGED_PART if streams and is_far and side * size != LINE else 0
+        staging = _staging(machine, vector, aligned, is_far) if streams and row != vector else 0
     mark_tile(schedule, inner, side, staging, once, machine.strip)
     return True
+
+
+def _staging(machine: Machine, vector: int, aligned: int, is_far: bool) -> int:
+    """Choose the bytes of the buffer that a result goes through to memory; 0 where tiles are stored there at once.
+
+    ``vector`` is what a tile stores of a row in bytes, ``aligned`` the largest part of it that is aligned in all rows.
+    """
+    if vector == LINE and (aligned == LINE or machine.joins_parts):
+        return 0
+    if vector == LINE // 2 == aligned and machine.joins_parts and not is_far:
+        return 0
+    if machine.joins_parts:
+        return machine.l2 // STAGED_PART
+    return machine.l1 if is_far else machine.l1 // 2
 
 
 def _transpose_from_uneven_blocks(schedule: Schedule, block: SBlockRV, machine: Machine) -> bool:

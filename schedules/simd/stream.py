@@ -28,7 +28,7 @@ PREFIX = "tvm_ext_stream_"
 _LLVM_TYPES = {"float32": "float", "float64": "double"} | {
     f"{sign}int{bits}": f"i{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
-_SMALLEST, _LARGEST = 16, 64
+SMALLEST_STREAM, _LARGEST = 16, 64
 """Bytes of a vector that one instruction stores past the caches."""
 
 
@@ -48,7 +48,7 @@ def stream(buffer: Any, first: Any, value: Any) -> Any | None:
     if element not in _LLVM_TYPES:
         return None
     size = lanes * tvm.DataType(element).bits // 8
-    if not _SMALLEST <= size <= _LARGEST or size & (size - 1):
+    if not SMALLEST_STREAM <= size <= _LARGEST or size & (size - 1):
         return None
     address = tirx.address_of(tirx.BufferLoad(buffer, [first]))
     return tirx.Evaluate(tirx.call_extern("void", f"{PREFIX}{element}x{lanes}", address, value))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import tvm
@@ -23,7 +24,7 @@ from tvm_ext.relax_utils import substitute
 from tvm_ext.schedules.simd.imported import PREFETCH, PREFETCH_ONCE
 from tvm_ext.schedules.simd.lanes import holds_load
 from tvm_ext.schedules.simd.prefetch import fetch
-from tvm_ext.schedules.simd.stream import is_marked
+from tvm_ext.schedules.simd.stream import SMALLEST_STREAM, is_marked
 from tvm_ext.schedules.simd.tile_marks import ONCE_ATTRIBUTE, STRIP_ATTRIBUTE
 from tvm_ext.schedules.simd.tile_shapes import LINE, block_sides, strip_length
 from tvm_ext.schedules.simd.vector import broadcast, element_type, operation, wide_type
@@ -201,6 +202,7 @@ class _Tiler:
     def _drain(self, staging: Any, index: Any, x: Any, rows: int, y: Any, columns: int) -> Any:
         """Emit the rows of a block, from the buffer to where they belong."""
         store = self._inner.body
+        lanes = self._aligned_lanes(store)
         store = tirx.BufferStore(store.buffer, tirx.BufferLoad(staging, [index]), store.indices)
         row = tvm.ir.Var("row", self._outer.loop_var.ty)
         zero, count = self._constant(0), self._constant(rows)
@@ -208,11 +210,22 @@ class _Tiler:
         store = substitute(store, {self._outer.loop_var: x + row})
 
         def vector(first: Any, active: int) -> list[Any]:
-            widener = Widener(self._inner.loop_var, first, self._side, active, self._analyzer, streams=True)
+            widener = Widener(self._inner.loop_var, first, lanes, active, self._analyzer, streams=True)
             return [widener.statement(store)]
 
-        body = _sequence(self._pieces(vector, self._side, y, columns))
+        body = _sequence(self._pieces(vector, lanes, y, columns))
         return tirx.For(row, zero, count, tirx.ForKind.SERIAL, body)
+
+    def _aligned_lanes(self, store: Any) -> int:
+        """Give the elements of the longest vectors that are aligned in all rows, those of a tile where none can go past.
+
+        Parts of a line that are stored past the caches one after the other leave together, but not beside one that is
+        stored through them.
+        """
+        found = tvm.sym.detect_linear_equation(self._analyzer.simplify(store.indices[0]), [self._outer.loop_var])
+        stride = int(found[0]) if len(found) == 2 and isinstance(found[0], prim.IntImm) else 0
+        lanes = gcd(stride, self._side)
+        return lanes if lanes * tvm.DataType(element_type(store.value)).bits // 8 >= SMALLEST_STREAM else self._side
 
     def _strip(self, rows: int, y: Any, columns: int, start: int = 0) -> list[Any]:
         """Emit the tiles of ``rows`` rows from ``start``, and of some columns from ``y`` on, row by row."""
