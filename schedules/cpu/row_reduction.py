@@ -121,7 +121,7 @@ def _along_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, mach
         if forgets:
             mark_forgotten_nan(schedule, schedule.get_loops(block)[-1])
     if inside:
-        stream_large_result(schedule, blocks[-1], schedule.get_loops(blocks[-1])[-1], machine)
+        stream_large_result(schedule, blocks[-1], schedule.get_loops(blocks[-1])[-1], machine, shortest=LINE)
     _fetch_next_row(schedule, blocks, together, machine)
 
 

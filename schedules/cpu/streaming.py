@@ -10,13 +10,22 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import IntImm, Var, is_buffer_var
 
 from tvm_ext.schedules.cpu.machine import Machine
-from tvm_ext.schedules.simd.stream import mark_stream
+from tvm_ext.schedules.simd.stream import SMALLEST_STREAM, mark_stream
+from tvm_ext.schedules.simd.tile_shapes import LINE
 
 STREAMING_ISAS = ("avx512", "avx2", "sse4")
 """Instruction sets with streaming stores."""
 
 SMALLEST_PART = 3
 """A result of less than one part in so many of what the caches keep is left there, whatever passes by meanwhile."""
+
+LONG_ROW = 1 << 10
+"""Bytes of a row from which on it pays to store quarters of lines past the caches while rows are being reduced.
+
+Measured on Ice Lake, two threads, 48 MiB: layer norm over 100 elements takes 1.2 times as long in quarters as through
+the caches, over 1,004 elements 0.72 times, over 1,000 in halves 0.69 times. Without anything but sums the halves and
+quarters of 12 elements take 0.83 times as long; a line of which a part went through the caches, ten times.
+"""
 
 KEPT = {"one core": 0.75, "cores": 1.25, "far rows": 0.75, "shared": 0.5}
 """What a kernel reads and writes is left in the caches up to so many times the last one.
@@ -40,11 +49,18 @@ def kept_bytes(machine: Machine, is_far: bool = False) -> int:
 
 
 def stream_large_result(
-    schedule: Schedule, block: SBlockRV, loop: LoopRV, machine: Machine, is_far: bool = False
+    schedule: Schedule, block: SBlockRV, loop: LoopRV, machine: Machine, is_far: bool = False, shortest: int = 0
 ) -> bool:
-    """Mark the loop over vectors of a block whose result is too large to be found in a cache later; say if it is."""
+    """Mark the loop over vectors of a block whose result is too large to be found in a cache later; say if it is.
+
+    Rows of fewer bytes than ``shortest`` are left to the caches, and so are rows that are not made of parts which can
+    be stored past them: a line that is stored both ways is written to memory several times. With ``is_far``, tiles are
+    stored that see to it themselves.
+    """
     extents = [iter_var.dom.extent for iter_var in schedule.get(block).iter_vars]
     if machine.isa not in STREAMING_ISAS or not all(isinstance(extent, IntImm) for extent in extents):
+        return False
+    if not is_far and not _streams_rows(schedule, block, loop, shortest):
         return False
     bits = tvm.DataType(schedule.get(block).writes[0].source.dtype).bits
     result = prod(int(extent) for extent in extents) * bits // 8
@@ -53,6 +69,19 @@ def stream_large_result(
     if is_large:
         mark_stream(schedule, loop)
     return is_large
+
+
+def _streams_rows(schedule: Schedule, block: SBlockRV, loop: LoopRV, shortest: int) -> bool:
+    """Whether the rows that a loop stores, one behind the other, are long enough and whole numbers of parts."""
+    extents = [int(iter_var.dom.extent) for iter_var in schedule.get(block).iter_vars]
+    if not extents or not isinstance(schedule.get(loop).extent, IntImm):
+        return False
+    row, length = 1, int(schedule.get(loop).extent)
+    while extents and row < length:
+        row *= extents.pop()
+    row *= tvm.DataType(schedule.get(block).writes[0].source.dtype).bits // 8
+    part = LINE // 2 if shortest and row < LONG_ROW else SMALLEST_STREAM
+    return prod(extents) == 1 or (row >= shortest and row % part == 0)
 
 
 def _bytes_of(tensor: Var) -> int:

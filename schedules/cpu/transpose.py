@@ -125,7 +125,7 @@ def _staging(machine: Machine, vector: int, aligned: int, is_far: bool) -> int:
         return 0
     if vector == LINE // 2 == aligned and machine.joins_parts and not is_far:
         return 0
-    if machine.joins_parts:
+    if machine.joins_parts or aligned < SMALLEST_STREAM:  # the longer a row of a block, the fewer lines are shared
         return machine.l2 // STAGED_PART
     return machine.l1 if is_far else machine.l1 // 2
 

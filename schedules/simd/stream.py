@@ -10,11 +10,13 @@ after:  ``stream(address_of(out[j*16]), a[j*16 : j*16+16])``, and a fence before
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import tirx
+from tvm.ir.prim import expr as prim
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
@@ -42,16 +44,38 @@ def is_marked(loop: Any) -> bool:
     return bool(loop.annotations) and STREAM_ATTRIBUTE in loop.annotations
 
 
-def stream(buffer: Any, first: Any, value: Any) -> Any | None:
-    """Make the statement that stores a vector from index ``first`` on; None for vectors that cannot be streamed."""
+def stream(buffer: Any, first: Any, value: Any, active: int, analyzer: Any) -> Any | None:
+    """Make the statement that stores a vector from index ``first`` on; None for vectors that cannot be streamed.
+
+    ``active`` lanes are stored, from the first on. Rows that begin within lines have vectors that are stored in aligned
+    parts: a line of which a part goes through the caches is written to memory several times.
+    """
     element, lanes = element_type(value), lanes_of(value)
     if element not in _LLVM_TYPES:
         return None
-    size = lanes * tvm.DataType(element).bits // 8
-    if not SMALLEST_STREAM <= size <= _LARGEST or size & (size - 1):
+    smallest = max(1, SMALLEST_STREAM * 8 // tvm.DataType(element).bits)
+    largest = _LARGEST * 8 // tvm.DataType(element).bits
+    if lanes < smallest or lanes > largest or lanes & (lanes - 1) or active % smallest:
         return None
-    address = tirx.address_of(tirx.BufferLoad(buffer, [first]))
-    return tirx.Evaluate(tirx.call_extern("void", f"{PREFIX}{element}x{lanes}", address, value))
+    whole = tvm.ir.Var("streamed", value.ty)
+    statements: list[Any] = [] if active == lanes else [tirx.Bind(whole, value)]
+    done = 0
+    while done < active:
+        size = 1 << ((active - done).bit_length() - 1)
+        part = value if size == lanes else prim.Shuffle([whole], [tirx.const(done + k, "int32") for k in range(size)])
+        place = first if not done else first + tirx.const(done, element_type(first))
+        together = _aligned(place, size, analyzer)
+        name = f"{PREFIX}{element}x{size}" + (f"x{together}" if smallest <= together < size else "")
+        address = tirx.address_of(tirx.BufferLoad(buffer, [place]))
+        statements.append(tirx.Evaluate(tirx.call_extern("void", name, address, part)))
+        done += size
+    return statements[0] if len(statements) == 1 else tirx.SeqStmt(statements)
+
+
+def _aligned(place: Any, lanes: int, analyzer: Any) -> int:
+    """Find the elements of the largest part of a vector that always begins at a multiple of its size."""
+    found = analyzer.modular_set(place)
+    return gcd(int(found.coeff), int(found.base), lanes)
 
 
 def complete_streams(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
@@ -95,11 +119,23 @@ def _fenced(body: Any) -> Any:
 
 
 def _definition(name: str) -> str:
-    """Write a function in LLVM's language that streams a vector, or stores it where the address is not aligned."""
-    element, _, lanes = name.removeprefix(PREFIX).partition("x")
-    vector = f"<{lanes} x {_LLVM_TYPES[element]}>"
-    bytes_of_element = tvm.DataType(element).bits // 8
-    size = int(lanes) * bytes_of_element
+    """Write a function in LLVM's language that streams a vector, or stores it where the address is not aligned.
+
+    The last number of its name is that of the elements that are stored together.
+    """
+    element, *numbers = name.removeprefix(PREFIX).split("x")
+    lanes, together = int(numbers[0]), int(numbers[-1])
+    kind, bytes_of_element = _LLVM_TYPES[element], tvm.DataType(element).bits // 8
+    vector, part, size = f"<{lanes} x {kind}>", f"<{together} x {kind}>", together * bytes_of_element
+    past = []
+    for number in range(lanes // together):
+        which = ", ".join(f"i32 {number * together + lane}" for lane in range(together))
+        past += [
+            f"  %part{number} = shufflevector {vector} %value, {vector} poison, <{together} x i32> <{which}>",
+            f"  %place{number} = getelementptr i8, ptr %address, i64 {number * size}",
+            f"  store {part} %part{number}, ptr %place{number}, align {size}, !nontemporal !0",
+        ]
+    text = "\n".join(past)
     return f"""
 define linkonce_odr void @{name}(ptr %address, {vector} %value) alwaysinline {{
   %number = ptrtoint ptr %address to i64
@@ -107,7 +143,7 @@ define linkonce_odr void @{name}(ptr %address, {vector} %value) alwaysinline {{
   %aligned = icmp eq i64 %low, 0
   br i1 %aligned, label %past, label %through
 past:
-  store {vector} %value, ptr %address, align {size}, !nontemporal !0
+{text}
   ret void
 through:
   store {vector} %value, ptr %address, align {bytes_of_element}

@@ -217,7 +217,7 @@ class _Tiler:
         return tirx.For(row, zero, count, tirx.ForKind.SERIAL, body)
 
     def _aligned_lanes(self, store: Any) -> int:
-        """Give the elements of the longest vectors that are aligned in all rows, those of a tile where none can go past.
+        """Give the elements of the longest vectors aligned in all rows, those of a tile where none can go past.
 
         Parts of a line that are stored past the caches one after the other leave together, but not beside one that is
         stored through them.

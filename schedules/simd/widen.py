@@ -306,9 +306,9 @@ class Widener(Lanes):
             raise NotVectorizable("all lanes store to one address")
         if found is not None and found[1] == 1:
             ramp = self._ramp(found[0])
-            streamed = stream(store.buffer, found[0], value) if self._streams and self.mask is None else None
-            if streamed is not None:
-                return streamed
+            if self._streams and not self._conditional and self._active:
+                if (streamed := stream(store.buffer, found[0], value, self._active, self._analyzer)) is not None:
+                    return streamed
             if self.mask is None or self._ends_scratch(store.buffer, found[0]):
                 return tirx.BufferStore(store.buffer, value, [ramp])
             if store.buffer in self._scratch and not self._conditional:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax, te
 
+from tests.cpu import has
 from tests.schedules.kernels import AARCH64, AWKWARD, TARGETS, assembly, compile_graph
 from tests.schedules.simd.test_loops import lowered, run
 from tvm_ext.passes.vector_code import vector_code
@@ -83,11 +84,13 @@ def test_a_result_larger_than_the_cache_is_streamed() -> None:
     np.testing.assert_array_equal(turned(x), x.T)
 
 
-@pytest.mark.parametrize("shape", [(2001, 1040), (1050, 1963), (2000, 1040)])
-def test_whole_lines_are_streamed_at_once_and_the_next_fetched(shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("cpu", "shape"), [("x86-64-v4", (2000, 1040)), ("x86-64-v4", (1056, 1963)), ("znver4", (3001, 2040))]
+)
+def test_whole_lines_are_streamed_at_once_and_the_next_fetched(cpu: str, shape: tuple[int, int]) -> None:
     """Rows a page and more apart of which a tile writes whole lines need no buffer."""
     x = numbers(*shape)
-    target = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v4", "num-cores": 1})
+    target = tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": 1})
     compiled = compile_graph(lambda _, v: op.permute_dims(v, (1, 0)), [x], RULES, target)
     (kernel,) = compiled.kernels.values()
     text = assembly(kernel, target)
@@ -98,11 +101,37 @@ def test_whole_lines_are_streamed_at_once_and_the_next_fetched(shape: tuple[int,
         np.testing.assert_array_equal(compiled(x), x.T)
 
 
+@pytest.mark.parametrize("cpu", ["x86-64-v4", "haswell", "x86-64-v2"])
+@pytest.mark.parametrize(
+    ("shape", "axes", "widest"),
+    [
+        ((12, 400_001), (1, 0), 16),  # rows of 48 bytes
+        ((24, 200_003), (1, 0), 32),
+        ((64, 80_000), (1, 0), 64),
+        ((3, 1000, 1100), (0, 2, 1), 32),
+        ((2, 1900, 1300), (0, 2, 1), 16),
+    ],
+)
+def test_parts_of_lines_go_to_memory_one_after_the_other(
+    cpu: str, shape: tuple[int, ...], axes: tuple[int, ...], widest: int
+) -> None:
+    """A line that is stored past the caches in part and through them in part is written several times."""
+    x = numbers(*shape)
+    target = tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": 1})
+    compiled = compile_graph(lambda _, v: op.permute_dims(v, axes), [x], RULES, target)
+    (kernel,) = compiled.kernels.values()
+    found = re.findall(r"movntps\s+%([xyz])mm", assembly(kernel, target))
+    vector = {"x86-64-v4": 64, "haswell": 32, "x86-64-v2": 16}[cpu]
+    assert {{"x": 16, "y": 32, "z": 64}[kind] for kind in found} == {min(widest, vector)}
+    if has({"x86-64-v4": "avx512vl", "haswell": "avx2", "x86-64-v2": "sse4_1"}[cpu]):
+        np.testing.assert_array_equal(compiled(x), x.transpose(axes))
+
+
 @pytest.mark.parametrize(
     ("cpu", "cores", "fetch"),
     [("znver5", 2, "prefetchnta"), ("znver5", 1, "prefetcht1"), ("icelake-server", 2, "prefetcht1")],
 )
-@pytest.mark.parametrize("shape", [(2501, 3011), (3072, 3072)])
+@pytest.mark.parametrize("shape", [(2512, 3011), (3072, 3072)])
 def test_what_cores_of_zen_5_read_once_is_fetched_as_such(
     cpu: str, cores: int, fetch: str, shape: tuple[int, int]
 ) -> None:

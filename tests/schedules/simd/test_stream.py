@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import tvm
@@ -99,6 +101,37 @@ def test_two_kernels_of_one_module_may_stream_the_same_vectors() -> None:
         result = tvm.runtime.tensor(np.zeros_like(x))
         library[name](tvm.runtime.tensor(x), result)
         np.testing.assert_array_equal(result.numpy(), x + x)
+
+
+@pytest.mark.parametrize(
+    ("columns", "narrowest"), [(64, "z"), (1000, "y"), (24, "y"), (12, "x"), (20, "x"), (1004, "x"), (1001, "z")]
+)
+def test_vectors_are_stored_in_parts_that_are_aligned_in_all_rows(columns: int, narrowest: str) -> None:
+    """What rows begin at is a multiple of the part; where it is of none, vectors are stored whole where they can be."""
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v4"})
+    text = assembly(doubling(64, columns, "float32", 16).mod["main"], target)
+    assert min(re.findall(r"movntps\s+%([xyz])mm", text)) == narrowest
+
+
+@pytest.mark.parametrize(
+    ("columns", "shortest", "streams"),
+    [(64, 0, True), (12, 0, True), (13, 0, False), (12, 64, False), (20, 64, False), (24, 64, True), (1004, 64, True)],
+)
+def test_rows_that_would_share_lines_with_stores_through_the_caches_are_not_streamed(
+    columns: int, shortest: int, streams: bool
+) -> None:
+    machine = Machine("avx512", 512, 32, l3=64 << 10)
+    source = te.placeholder((4096, columns), "float32", "source")
+    weights = te.placeholder((columns,), "float32", "weights")
+    schedule = new_schedule(
+        te.create_prim_func(
+            [source, weights, te.compute(source.shape, lambda i, j: source[i, j] * weights[j], name="n")]
+        )
+    )
+    block = schedule.get_sblock("n")
+    loop = schedule.get_loops(block)[-1]
+    mark_simd(schedule, loop, 16)
+    assert stream_large_result(schedule, block, loop, machine, shortest=shortest) == streams
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(64, 48), (40, 270)])
