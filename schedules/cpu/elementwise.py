@@ -15,7 +15,7 @@ from tvm.tirx import IntImm, PrimFunc
 
 from tvm_ext.schedules.cpu.cost import block_seconds
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
-from tvm_ext.schedules.cpu.streaming import stream_large_result
+from tvm_ext.schedules.cpu.streaming import stream_large_rows
 from tvm_ext.schedules.cpu.tasks import share_out, share_out_one
 from tvm_ext.schedules.kernel.access import Axes, axes_of
 from tvm_ext.schedules.kernel.blocks import is_spatial, top_blocks
@@ -77,7 +77,7 @@ def vectorize_and_divide(schedule: Schedule, block: SBlockRV, machine: Machine) 
     else:
         vector = share_out_one(schedule, vector, seconds, machine, lanes)
     mark_simd(schedule, vector, lanes)
-    stream_large_result(schedule, block, vector, machine)
+    stream_large_rows(schedule, block, vector, machine)
 
 
 def _axes_not_compared(schedule: Schedule, block: SBlockRV, lanes: int) -> int:

@@ -17,7 +17,7 @@ from tvm.tirx import IntImm, PrimFunc
 from tvm_ext.schedules.cpu.cost import block_seconds
 from tvm_ext.schedules.cpu.elementwise import vector_lanes
 from tvm_ext.schedules.cpu.machine import Machine, machine_of
-from tvm_ext.schedules.cpu.streaming import stream_large_result
+from tvm_ext.schedules.cpu.streaming import stream_large_rows
 from tvm_ext.schedules.cpu.tasks import share_out
 from tvm_ext.schedules.divisors import divisors
 from tvm_ext.schedules.kernel.access import Axes, axes_of
@@ -121,7 +121,7 @@ def _along_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, mach
         if forgets:
             mark_forgotten_nan(schedule, schedule.get_loops(block)[-1])
     if inside:
-        stream_large_result(schedule, blocks[-1], schedule.get_loops(blocks[-1])[-1], machine, shortest=LINE)
+        stream_large_rows(schedule, blocks[-1], schedule.get_loops(blocks[-1])[-1], machine, shortest=LINE)
     _fetch_next_row(schedule, blocks, together, machine)
 
 
@@ -239,7 +239,7 @@ def _across_rows(schedule: Schedule, blocks: list[SBlockRV], seconds: float, mac
         schedule.compute_at(block, row, preserve_unit_loops=True)
     share_out(schedule, [row], seconds, machine)
     mark_simd(schedule, strip, lanes)
-    stream_large_result(schedule, last, strip, machine)
+    stream_large_rows(schedule, last, strip, machine)
     for block in blocks[:-1]:
         _vectorize_across(schedule, block, machine, len(joined))
 

@@ -190,6 +190,18 @@ def _streams(machine: Machine, rows: int, is_far: bool = False, read_rows: int =
     return said
 
 
+@pytest.mark.parametrize(("target", "parts"), [("avx2", 2), ("sse4", 4)])
+def test_parts_of_a_line_are_stored_without_a_load_between_them(target: str, parts: int) -> None:
+    """Else the line may leave the core before it is whole."""
+    source = te.placeholder((4096, 8192), "float32", "source")
+    func = te.create_prim_func([source, te.compute((4096, 8192), lambda i, j: -source[i, j], name="n")])
+    schedule = Elementwise().apply(func, TARGETS[target])
+    assert schedule is not None
+    code = [line.strip() for line in assembly(schedule.mod["main"], TARGETS[target]).splitlines()]
+    kinds = "".join("s" if "movntps" in line else "i" for line in code if line and not line.startswith((".", "#")))
+    assert {len(run) for run in re.findall("s+", kinds)} == {parts}
+
+
 def test_a_machine_without_streaming_stores_compiles_large_results() -> None:
     source = te.placeholder((4096, 8192), "float32", "source")
     func = te.create_prim_func([source, te.compute((4096, 8192), lambda i, j: -source[i, j], name="n")])
