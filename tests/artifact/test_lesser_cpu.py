@@ -41,6 +41,7 @@ def test_features_that_a_target_is_without_are_not_needed(monkeypatch: pytest.Mo
     assert not unfit_cpu({"kind": "llvm", "mcpu": "x86-64-v2"})
     assert not unfit_cpu({"kind": "llvm", "mcpu": "sandybridge", "mattr": ["-avx"]})
     assert "fma4" in unfit_cpu({"kind": "llvm", "mcpu": "bdver1"})
+    assert "sse4a" in unfit_cpu({"kind": "llvm", "mcpu": "barcelona"})  # bytes are moved by it on AMD's CPUs
     assert "compiled for a CPU with +avx2, whose avx, avx2 " in unfit_cpu({"kind": "llvm", "mattr": ["+avx2"]})
     assert "avx512f" in unfit_cpu({"kind": "llvm", "mcpu": "skylake-avx512", "mtriple": "amd64-linux-gnu"})
     assert not unfit_cpu({"kind": "llvm"})
