@@ -1,4 +1,4 @@
-"""Operators that gather from positions that are computed: images from columns, caches, deformed windows."""
+"""Operators that gather from, or scatter to, computed positions: images from columns, caches, deformed windows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 from tvm import relax, te, tirx
+from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_ext.frontend.onnx.ops.base import Converter, Node, astype, dtype_of, emit, known
 from tvm_ext.frontend.onnx.ops.extents import (
@@ -47,6 +48,18 @@ class Col2Im(Converter):
         if not can_prove(columns == count):
             x = taken_as(bb, x, [x.ty.shape[0], x.ty.shape[1], count])
         return picture_of_columns(bb, x, picture, block, strides, dilations, pads)
+
+
+class ScatterElements(onnx_frontend.ScatterElements):
+    """With maxima and minima from version 16 on, as PyTorch writes them and onnxruntime takes them; ONNX has 18."""
+
+    _impl_v16 = onnx_frontend.ScatterElements._impl_v18
+
+
+class ScatterND(onnx_frontend.ScatterND):
+    """With maxima and minima from version 16 on, like ``ScatterElements``."""
+
+    _impl_v16 = onnx_frontend.ScatterND._impl_v18
 
 
 class TensorScatter(Converter):
@@ -175,5 +188,5 @@ class DeformConv(Converter):
         return relax.op.add(result, bb.emit(relax.op.reshape(emit(bb, bias), [1, filters, 1, 1])))
 
 
-_OPERATORS = (Col2Im, DeformConv, Det, TensorScatter)
+_OPERATORS = (Col2Im, DeformConv, Det, ScatterElements, ScatterND, TensorScatter)
 CONVERTERS: dict[tuple[str, str], type] = {("", operator.__name__): operator for operator in _OPERATORS}
