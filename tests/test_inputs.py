@@ -159,6 +159,10 @@ class TestFiles:
         with pytest.raises(InputError, match=f"x.npz holds two arrays of the name '{IMAGE.name}'"):
             read_inputs([IMAGE], [f"{tmp_path}/x.npz"])
 
+    def test_a_wrong_name_is_said_before_a_missing_file(self) -> None:
+        with pytest.raises(InputError, match=r"no input 'mark', did you mean 'mask'\?; expected ids"):
+            read_inputs([IDS, MASK], ["mark=gone.npy"])
+
     def test_a_file_without_name_for_a_model_with_two_inputs(self, tmp_path: Path) -> None:
         np.save(tmp_path / "x.npy", np.zeros(2))
         with pytest.raises(InputError, match=r"say which input it is, NAME=.*x.npy, with NAME one of ids, mask"):
@@ -167,8 +171,8 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("name", "write", "message"),
         [
-            ("gone.npy", lambda path: None, "gone.npy: No such file or directory"),
-            ("folder.npy", lambda path: path.mkdir(), "folder.npy: Is a directory"),
+            ("gone.npy", lambda path: None, "gone.npy: No such file or directory; give an .npy file"),
+            ("folder.npy", lambda path: path.mkdir(), "folder.npy: Is a directory; give an .npy file of one input"),
             ("x.npy", lambda path: path.write_bytes(b""), "x.npy cannot be read as NumPy data"),
             (
                 "x.npy",

@@ -67,7 +67,7 @@ def match_names(specs: Sequence[TensorSpec], given: Mapping[str, Any] | Sequence
     InputError
         If a name or the count differs.
     """
-    expected = "; expected " + ", ".join(map(describe, specs)) if specs else "; the model takes no inputs"
+    expected = _expected(specs)
     names = [spec.name for spec in specs]
     if not isinstance(given, Mapping):
         if not isinstance(given, Sequence):
@@ -75,17 +75,25 @@ def match_names(specs: Sequence[TensorSpec], given: Mapping[str, Any] | Sequence
         if len(given) != len(specs):
             raise InputError(f"{len(given)} inputs given where {len(specs)} are needed{expected}")
         return _unmasked(specs, given)
-    for name in given:
-        if name not in names:
-            folded = {known.casefold(): known for known in names}
-            near = [folded[match] for match in difflib.get_close_matches(str(name).casefold(), folded, n=1)]
-            raise InputError(
-                f"the model has no input {name!r}{f', did you mean {near[0]!r}?' if near else ''}{expected}"
-            )
+    _require_known(specs, given)
     missing = [name for name in names if name not in given]
     if missing:
         raise InputError(f"no value for input {', '.join(map(repr, missing))}{expected}")
     return _unmasked(specs, [given[name] for name in names])
+
+
+def _expected(specs: Sequence[TensorSpec]) -> str:
+    return "; expected " + ", ".join(map(describe, specs)) if specs else "; the model takes no inputs"
+
+
+def _require_known(specs: Sequence[TensorSpec], given: Iterable[Any]) -> None:
+    names = [spec.name for spec in specs]
+    for name in given:
+        if name not in names:
+            folded = {known.casefold(): known for known in names}
+            near = [folded[match] for match in difflib.get_close_matches(str(name).casefold(), folded, n=1)]
+            meant = f", did you mean {near[0]!r}?" if near else ""
+            raise InputError(f"the model has no input {name!r}{meant}{_expected(specs)}")
 
 
 def _unmasked(specs: Sequence[TensorSpec], values: Sequence[Any]) -> list[Any]:
@@ -260,6 +268,8 @@ def read_inputs(specs: Sequence[TensorSpec], arguments: Sequence[str]) -> dict[s
     InputError
         If a file is missing or is not what its ending says, or an array does not fit (see :func:`check_inputs`).
     """
+    # A wrong name is said before its file is looked for, which may be missing because of the same mistake.
+    _require_known(specs, [name for name, _path in map(_named, arguments) if name is not None])
     for argument in arguments:
         if argument.endswith(".npz") and os.path.isfile(argument):
             _check_headers(specs, Path(argument))
@@ -360,7 +370,8 @@ def _load(path: Path) -> np.ndarray | dict[str, np.ndarray]:
     except InputError:
         raise
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror or 'it cannot be read as NumPy data (.npy or .npz)'}") from None
+        reason = error.strerror or "it cannot be read as NumPy data"
+        raise InputError(f"{path}: {reason}; give an .npy file of one input, or an .npz file of several") from None
     except Exception as error:  # damaged data makes NumPy and zipfile raise nearly anything
         reason = " ".join(str(error).split())[:200]
         if "pickle" in reason:  # NumPy takes every file that it does not know for one, and says how to load it unsafely
