@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
+from tests.hexagon.packer.samples import CONTROL, MEMORY, SCALAR, VECTOR, instance
 from tvm_ext.backends.hexagon.packer.addresses import places
 from tvm_ext.backends.hexagon.packer.assembly import Block, functions
-from tvm_ext.backends.hexagon.packer.cycles import cycles_of
-from tvm_ext.backends.hexagon.packer.dependences import dependence_graph, softened
+from tvm_ext.backends.hexagon.packer.cycles import NOTHING, BlockCycles, Course, timing
+from tvm_ext.backends.hexagon.packer.dependences import dependence, dependence_graph, softened
 from tvm_ext.backends.hexagon.packer.flow import control_flow, frequencies, route
 from tvm_ext.backends.hexagon.packer.instruction import parse
 from tvm_ext.backends.hexagon.packer.packet import Packets, packet_of
 from tvm_ext.backends.hexagon.packer.sda import Weights, pack_block
+
+SAMPLES = [*VECTOR, *SCALAR, *MEMORY, *CONTROL]
 
 
 def graph(*texts: str) -> list[dict[int, tuple[str, int]]]:
@@ -130,7 +135,13 @@ def test_readers_say_that_they_read_in_the_packet() -> None:
 
 def test_the_cycle_model_waits_for_late_results() -> None:
     def cycles(*texts: str, rounds: int = 1) -> int:
-        return cycles_of([tuple(map(parse, text.split("; "))) for text in texts], rounds)
+        packets = [tuple(map(parse, text.split("; "))) for text in texts]
+        found = Course([timing(packet) for packet in packets], rounds).cycles
+        block, start, alike = BlockCycles(packets), NOTHING, 0
+        for _ in range(rounds):
+            alike, start = block.after(start)
+        assert found == alike
+        return found
 
     assert cycles("r2 = memw(r3+#0)", "r4 = add(r2,#1)") == 3
     assert cycles("v1 = vmem(r0+#0)", "v2 = vand(v1,v3)") == 2
@@ -158,3 +169,18 @@ def test_nobody_else_reads_a_vector_that_is_loaded_for_the_packet() -> None:
     assert packet_of(block.instructions, edges, [0, 1]) is not None
     assert packet_of(block.instructions, edges, [1, 2]) is not None
     assert packet_of(block.instructions, edges, [0, 1, 2]) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pairs_that_are_not_looked_at_do_not_depend(seed: int) -> None:
+    draw = random.Random(seed)
+    texts = [
+        instance(draw.choice(SAMPLES), draw.randrange(4)).replace("r20", f"r{draw.randrange(4, 14) & ~1}")
+        for _ in range(40)
+    ]
+    block = Block(packets=[(parse(text),) for text in texts])
+    found, instructions = places([block])[0], block.instructions
+    edges = dependence_graph(instructions, found)
+    for late, second in enumerate(instructions):
+        for early, first in enumerate(instructions[:late]):
+            assert edges[early].get(late) == dependence(first, second, (found[early], found[late]))

@@ -29,9 +29,9 @@ from tvm_ext.relax_utils import substitute
 UNPACKETIZED = ("-disable-packetizer:bool=1", "-disable-nvjump:bool=1", "-disable-hexagon-loop-align:bool=1")
 """Options with which LLVM emits one instruction a packet; without the other two the first crashes or misleads it."""
 
-IN_ORDER, NOT_IN_ORDER = ":mem_noshuf", "-slot1-store-slot0-load:bool=0"
-"""What LLVM writes behind a packet whose load may read what its store writes, and its option for no such packets. qemu
-7.2 has given such a load what was in memory before: a sum along a row was wrong."""
+NOT_IN_ORDER = "-slot1-store-slot0-load:bool=0"
+"""LLVM's option for no packets whose load may read what their store writes (``:mem_noshuf``); all others stay as they
+are. qemu 7.2 has given such a load what was in memory before: a sum along a row was wrong."""
 
 STACK_BYTES = 4096
 """Allocations of so many bytes or fewer are made on the stack."""
@@ -80,10 +80,7 @@ def assemblies(mod: tvm.IRModule, target: tvm.target.Target, choices: Sequence[t
 
 def _generated(mod: tvm.IRModule, target: tvm.target.Target, options: tuple[str, ...]) -> str:
     build = tvm.get_global_func("target.build.llvm")
-    text = without_debugging(str(build(mod, code_target(target, options)).inspect_source("asm")))
-    if IN_ORDER in text and NOT_IN_ORDER not in options:
-        return _generated(mod, target, (*options, NOT_IN_ORDER))
-    return text
+    return without_debugging(str(build(mod, code_target(target, (*options, NOT_IN_ORDER))).inspect_source("asm")))
 
 
 def refuse_packed_calls(mod: tvm.IRModule, nodes: Mapping[str, Sequence[str]] | None = None) -> None:

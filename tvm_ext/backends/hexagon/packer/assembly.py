@@ -65,6 +65,11 @@ class Function:
 def functions(text: str) -> list[Function]:
     """Find the functions of a file, in order."""
     lines = text.split("\n")
+    return [Function(name, start, stop, _blocks(lines[start:stop])) for name, start, stop in _spans(text, lines)]
+
+
+def _spans(text: str, lines: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Find the names of functions, and their first lines and those behind the last."""
     found = []
     start, name = -1, ""
     declared = set(re.findall(r"^\s*\.type\s+(\S+),@function", text, re.MULTILINE))
@@ -73,16 +78,16 @@ def functions(text: str) -> list[Function]:
         if match and match[1] in declared:
             start, name = number + 1, match[1]
         elif line.startswith(".Lfunc_end") and start >= 0:
-            found.append(Function(name, start, number, _blocks(lines[start:number])))
+            found.append((name, start, number))
             start = -1
     return found
 
 
 def callers_of(text: str, called: Iterable[str]) -> list[str]:
     """List the functions of a file that name one of others."""
-    name = re.compile(rf"(?<![.\w$])({'|'.join(map(re.escape, called))})(?![.\w$])")
+    named = re.compile(rf"(?<![.\w$])({'|'.join(map(re.escape, called))})(?![.\w$])")
     lines = text.split("\n")
-    return [item.name for item in functions(text) if any(map(name.search, lines[item.start : item.stop]))]
+    return [name for name, start, stop in _spans(text, lines) if any(map(named.search, lines[start:stop]))]
 
 
 def _blocks(lines: Sequence[str]) -> list[Block]:
@@ -130,9 +135,9 @@ def written(text: str, blocks: Mapping[str, Iterable[Block]]) -> str:
         New bodies by the names of functions.
     """
     lines = text.split("\n")
-    for function in reversed(functions(text)):
-        if function.name in blocks:
-            lines[function.start : function.stop] = _lines(blocks[function.name])
+    for name, start, stop in reversed(_spans(text, lines)):
+        if name in blocks:
+            lines[start:stop] = _lines(blocks[name])
     return "\n".join(lines)
 
 

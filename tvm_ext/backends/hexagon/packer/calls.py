@@ -12,7 +12,7 @@ from typing import IO
 from tvm_ext.backends.hexagon.code import Program, assemble
 from tvm_ext.backends.hexagon.emulator import Counts, Script, emulation
 from tvm_ext.backends.hexagon.packer.assembly import Block, functions, written
-from tvm_ext.backends.hexagon.packer.cycles import Clock, Timing, timing
+from tvm_ext.backends.hexagon.packer.cycles import NOTHING, BlockCycles
 from tvm_ext.backends.hexagon.packer.trace import symbols
 from tvm_ext.errors import CompileError
 
@@ -50,7 +50,7 @@ def trace_calls(
     MissingPackageError
         If a tool is missing.
     """
-    marked, timings = {}, {}
+    marked, known = {}, {}
     for function in functions(text):
         if function.name in program.kernels:
             marked[function.name] = [
@@ -59,10 +59,10 @@ def trace_calls(
             ]
             for number, block in enumerate(function.blocks):
                 if block.packets:
-                    timings[f"tvm_ext_block_{function.name}_{number}"] = [timing(item) for item in block.packets]
+                    known[f"tvm_ext_block_{function.name}_{number}"] = BlockCycles(block.packets)
     code = assemble([written(text, marked)], program.kernels, program.processor)
     places = dict(symbols(code.image))
-    blocks: dict[bytes, list[Timing]] = {b"%08x" % places[name]: found for name, found in timings.items()}
+    blocks = {b"%08x" % places[name]: found for name, found in known.items()}
     start = places[_DRIVER]
     driver = b"%08x" % start, b"%08x" % min(place for place in places.values() if place > start)
     script = script_of(code)
@@ -85,20 +85,20 @@ def trace_calls(
 
 
 def _followed(
-    log: IO[bytes], blocks: dict[bytes, list[Timing]], driver: tuple[bytes, bytes]
+    log: IO[bytes], blocks: dict[bytes, BlockCycles], driver: tuple[bytes, bytes]
 ) -> Iterator[tuple[int, int]]:
     """Give for each call the packets of the blocks it went through, and their cycles; between calls is the driver."""
-    clock, packets = Clock(), 0
+    packets, clock, under_way = 0, 0, NOTHING
     for part in _parts(log):
         for address in _TRACED.findall(part):
             block = blocks.get(address)
             if block is not None:
-                packets += len(block)
-                for item in block:
-                    clock.step(item)
+                cycles, under_way = block.after(under_way)
+                packets += len(block.timings)
+                clock += cycles
             elif packets and driver[0] <= address < driver[1]:
-                yield packets, clock.now
-                clock, packets = Clock(), 0
+                yield packets, clock
+                packets, clock, under_way = 0, 0, NOTHING
 
 
 def _parts(log: IO[bytes]) -> Iterator[bytes]:

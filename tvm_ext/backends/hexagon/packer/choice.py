@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tvm_ext.backends.hexagon.packer.assembly import Block, Packet, closed
-from tvm_ext.backends.hexagon.packer.cycles import Timing, cycles_along, timing
+from tvm_ext.backends.hexagon.packer.cycles import BlockCycles, cycles_along
 from tvm_ext.backends.hexagon.packer.dependences import Edges
 from tvm_ext.backends.hexagon.packer.flow import control_flow, frequencies, route
 from tvm_ext.backends.hexagon.packer.memory import Memory, Packings
@@ -135,7 +135,7 @@ def choose(
     limit = math.inf
     if others is not None:
         limit = MORE_PACKETS * sum(times[i] * len(closed(other.packets, other.end)) for i, other in enumerate(others))
-    timings = [[[timing(packet) for packet in packets] for packets in found] for found in candidates]
+    timings = [[BlockCycles(packets) for packets in found] for found in candidates]
     chosen = [found.index(min(found, key=len)) for found in candidates]
 
     def cost() -> tuple[float, float, int]:
@@ -148,7 +148,7 @@ def choose(
         for number in sorted(range(len(blocks)), key=lambda name: -times[name]):
             for index in range(len(candidates[number])):
                 kept = chosen[number]
-                if timings[number][index] == timings[number][kept]:  # it costs the same
+                if timings[number][index].timings == timings[number][kept].timings:  # it costs the same
                     continue
                 chosen[number] = index
                 if (new := cost()) < best:
@@ -164,15 +164,15 @@ def estimate(blocks: Sequence[Block], like: Sequence[Block]) -> tuple[float, int
     """Estimate cycles and packets of a function, along the way through blocks ``like`` its own."""
     graph = control_flow(like)
     times = frequencies(graph)
-    timings = [[timing(packet) for packet in closed(block.packets, block.end)] for block in blocks]
+    timings = [BlockCycles(closed(block.packets, block.end)) for block in blocks]
     return _estimate(route(graph, times), times, timings)
 
 
-def _estimate(way: Sequence[int], times: Sequence[int], timings: Sequence[Sequence[Timing]]) -> tuple[float, int]:
+def _estimate(way: Sequence[int], times: Sequence[int], blocks: Sequence[BlockCycles]) -> tuple[float, int]:
     """Estimate cycles and packets of a function: those along a way, for as often as blocks run."""
-    spent, followed = cycles_along(way, timings), Counter(way)
+    spent, followed = cycles_along(way, blocks), Counter(way)
     cycles = 0.0
     for number, count in enumerate(times):
         runs = followed[number]
-        cycles += count * (spent[number] / runs if runs else cycles_along([number], timings)[number])
-    return cycles, sum(count * len(timings[number]) for number, count in enumerate(times))
+        cycles += count * (spent[number] / runs if runs else blocks[number].after()[0])
+    return cycles, sum(count * len(blocks[number].timings) for number, count in enumerate(times))

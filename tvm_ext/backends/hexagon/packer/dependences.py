@@ -8,6 +8,7 @@ vector load with ``.cur``, a value to be stored or a predicate with ``.new``. Al
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -110,11 +111,30 @@ Edges = tuple[dict[int, Dependence], ...]
 
 
 def dependence_graph(block: Sequence[Instruction], places: Sequence[Place | None]) -> Edges:
-    """Draw the edges of a block; every pair is looked at."""
+    """Draw the edges of a block; every pair is looked at that shares a register, or anything else."""
     edges: list[dict[int, Dependence]] = [{} for _ in block]
+    readers: defaultdict[str, set[int]] = defaultdict(set)
+    writers: defaultdict[str, set[int]] = defaultdict(set)
+    memory: set[int] = set()
+    alone: set[int] = set()
     for late, second in enumerate(block):
-        for early in range(late):
+        if second.row.alone or second.is_branch:
+            earlier = set(range(late))
+        else:
+            shared = [writers[name] for name in second.reads | second.writes] + [
+                readers[name] for name in second.writes
+            ]
+            earlier = alone.union(*shared, memory if second.access is not None else ())
+        for early in earlier:
             found = dependence(block[early], second, (places[early], places[late]))
             if found is not None:
                 edges[early][late] = found
+        for name in second.reads:
+            readers[name].add(late)
+        for name in second.writes:
+            writers[name].add(late)
+        if second.access is not None:
+            memory.add(late)
+        if second.row.alone:
+            alone.add(late)
     return tuple(edges)

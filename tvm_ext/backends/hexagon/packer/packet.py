@@ -74,6 +74,11 @@ class Packets:
         self._loops = frozenset(item for item, found in enumerate(block) if found.row.name == "hardware loop")
         self._written: dict[tuple[tuple[int, ...], bool], Packet | None] = {}
 
+    @property
+    def has_loops(self) -> bool:
+        """Whether one of the instructions begins a hardware loop, so that it matters where packets are."""
+        return bool(self._loops)
+
     def get(self, members: tuple[int, ...], is_near: bool) -> Packet | None:
         """Give the packet of some instructions, in ascending order, as :func:`packet_of`; None if there is none."""
         # Only the beginning of a loop cares for where it is.

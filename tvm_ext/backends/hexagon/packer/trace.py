@@ -15,7 +15,7 @@ import numpy as np
 from tvm_ext.backends.hexagon.code import Program, assemble
 from tvm_ext.backends.hexagon.emulator import Counts, Script, emulation
 from tvm_ext.backends.hexagon.packer.assembly import Block, functions, written
-from tvm_ext.backends.hexagon.packer.cycles import Clock, timing
+from tvm_ext.backends.hexagon.packer.cycles import NOTHING, BlockCycles
 from tvm_ext.errors import CompileError
 
 _MARK, _END = "tvm_ext_block_", "tvm_ext_block_end"
@@ -93,21 +93,21 @@ def _follow(log: bytes, blocks: Sequence[Block], addresses: dict[str, int]) -> t
     """
     starts = {addresses[f"{_MARK}{number}"]: number for number, block in enumerate(blocks) if block.packets}
     first, last = min(starts), addresses[_END]
-    clock, packets, left = Clock(), 0, 0
-    timings = [[timing(packet) for packet in block.packets] for block in blocks]
+    packets, clock, left, under_way = 0, 0, 0, NOTHING
+    known = [BlockCycles(block.packets) for block in blocks]
     for match in _TRACED.finditer(log):
         address = int(match[1], 16)
         if not first <= address < last:
             continue
         packets += 1
         if address in starts:
-            inside = timings[starts[address]]
-            left = len(inside) - 1
-            for item in inside:
-                clock.step(item)
+            inside = known[starts[address]]
+            left = len(inside.timings) - 1
+            cycles, under_way = inside.after(under_way)
+            clock += cycles
         elif left:
             left -= 1
-    return packets, clock.now
+    return packets, clock
 
 
 def _traced(code: Program, script: bytes) -> tuple[bytes, bytes]:
