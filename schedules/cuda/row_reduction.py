@@ -106,11 +106,10 @@ def _schedule(schedule: Schedule, machine: GpuMachine) -> None:
     schedule.reorder(*rows, *inside)
     if not inside:
         schedule.add_unit_loop(blocks[-1])
-    row = schedule.fuse(*rows) if len(rows) > 1 else rows[0]
     if along:
-        _along_rows(schedule, blocks, row, count, length, machine)
+        _along_rows(schedule, blocks, rows, length, machine)
     else:
-        _across_rows(schedule, blocks, row, count, length, machine)
+        _across_rows(schedule, blocks, rows, length, machine)
 
 
 def _few_blocks(schedule: Schedule) -> list[SBlockRV]:
@@ -168,22 +167,22 @@ def _results(schedule: Schedule, block: SBlockRV) -> Any:
 
 
 def _along_rows(
-    schedule: Schedule, blocks: list[SBlockRV], row: LoopRV, count: Any, length: Any, machine: GpuMachine
+    schedule: Schedule, blocks: list[SBlockRV], rows: list[LoopRV], length: Any, machine: GpuMachine
 ) -> None:
     """Give each row to the threads of a block or, when rows are short, of a warp."""
-    some, sure = estimated(count, OPEN_ROWS), divisor(count)
+    sides = [schedule.get(loop).extent for loop in rows]
+    some = estimated(product(sides), OPEN_ROWS)
     share = ELEMENTS if some >= machine.multiprocessors else 2
     threads = THREADS_OF_OPEN
     if not is_open(length):
         threads = min(1024, max(WARP, _next_power_of_two(-(-length // share))))
         threads = pick(schedule, [size for size in THREADS if WARP <= size <= 2 * max(length, WARP)], threads)
-    together = gcd(sure, 8 if threads == WARP else 1)
-    while together > 1 and some // together < 2 * machine.multiprocessors:
-        together //= 2
-    together = pick(schedule, [size for size in (1, 2, 4, 8) if sure % size == 0], together)
+    fitting = [size for size in range(1, 9) if _is_box(size, sides)]
+    few = [size for size in fitting if size == 1 or (threads == WARP and some // size >= 2 * machine.multiprocessors)]
+    together = pick(schedule, fitting, max(few))
     if threads * together > MOST_THREADS:
         raise NotRows
-    block, inner = schedule.split(row, [None, together])
+    block, inner = _blocks_of_rows(schedule, rows, together)
     schedule.bind(block, "blockIdx.x")
     if together > 1:
         schedule.bind(inner, "threadIdx.y")
@@ -198,13 +197,14 @@ def _along_rows(
 
 
 def _across_rows(
-    schedule: Schedule, blocks: list[SBlockRV], row: LoopRV, count: Any, length: int, machine: GpuMachine
+    schedule: Schedule, blocks: list[SBlockRV], rows: list[LoopRV], length: int, machine: GpuMachine
 ) -> None:
     """Give neighbouring rows to neighbouring threads, and each row to as many as keep the machine busy."""
     if is_open(length):
         blocks, length = _computed_again(schedule, blocks), estimated(length, OPEN_ROWS)
-    columns, sharing = _shape(count, length, machine)
-    columns = pick(schedule, [size for size in THREADS if divisor(count) % size == 0 and size <= 256], columns)
+    sides = [schedule.get(loop).extent for loop in rows]
+    columns, sharing = _shape(sides, length, machine)
+    columns = pick(schedule, [size for size in THREADS if size <= 256 and _is_box(size, sides)], columns)
     sharing = pick(schedule, [size for size in (1, 2, 4, 8, 16, 32) if size <= max(1, length)], sharing)
     if columns * sharing > MOST_THREADS:
         raise NotRows
@@ -217,7 +217,7 @@ def _across_rows(
             for number in range(len(schedule.get(item).writes)):
                 schedule.set_scope(item, number, "local")
         blocks = top_blocks(schedule)
-    block, thread = schedule.split(row, [None, columns])
+    block, thread = _blocks_of_rows(schedule, rows, columns)
     schedule.bind(block, "blockIdx.x")
     schedule.bind(thread, "threadIdx.x")
     for item in reversed(blocks[:-1]):
@@ -228,10 +228,47 @@ def _across_rows(
         _keep_in_shared(schedule, blocks, length * columns)
 
 
-def _shape(count: Any, length: int, machine: GpuMachine) -> tuple[int, int]:
+def _is_box(size: int, sides: list[Any]) -> bool:
+    """Whether each ``size`` rows that follow one another are a box of the axes that rows have.
+
+    Of others, a block would keep the box around them in shared memory.
+    """
+    for side in reversed(sides):
+        known = divisor(side)
+        if known % size == 0:
+            return True
+        if is_open(side) or size % known:
+            return False
+        size //= known
+    return size == 1
+
+
+def _blocks_of_rows(schedule: Schedule, rows: list[LoopRV], size: int) -> tuple[LoopRV, LoopRV]:
+    """Divide rows into blocks of ``size``; gives the loop over blocks, and that over the rows of one.
+
+    A box is cut out of the axes that it lies on: TVM would take the quotients of a row's number for all there are.
+    """
+    sides = [schedule.get(loop).extent for loop in rows]
+    if size == 1 or not _is_box(size, sides):
+        block, row = schedule.split(schedule.fuse(*rows) if len(rows) > 1 else rows[0], [None, size])
+        return block, row
+    outside, inside = list(rows), list[LoopRV]()
+    while size > 1:
+        loop, known = outside.pop(), divisor(sides[len(outside)])
+        if known % size == 0:
+            more, loop = schedule.split(loop, [None, size])
+            outside.append(more)
+            known = size
+        inside.insert(0, loop)
+        size //= known
+    block = schedule.fuse(*outside) if len(outside) > 1 else outside[0]
+    return block, schedule.fuse(*inside) if len(inside) > 1 else inside[0]
+
+
+def _shape(sides: list[Any], length: int, machine: GpuMachine) -> tuple[int, int]:
     """Choose how many rows are side by side in a block, and how many threads share each."""
     wanted = machine.multiprocessors * machine.threads_per_multiprocessor // 2
-    some, sure = estimated(count, OPEN_ROWS), divisor(count)
+    some = estimated(product(sides), OPEN_ROWS)
     sharing = 1
     while sharing < 32 and some * sharing < wanted and length >= 2 * ELEMENTS * sharing:
         sharing *= 2
@@ -240,7 +277,7 @@ def _shape(count: Any, length: int, machine: GpuMachine) -> tuple[int, int]:
         most //= 2
     # A part of a block without rows would be a condition around barriers, which there are none of where nothing is
     # shared.
-    columns = max(size for size in range(1, most + 1) if sure % size == 0)
+    columns = max(size for size in range(1, most + 1) if _is_box(size, sides))
     return (columns, sharing) if columns >= min(8, some) else (32, 1)
 
 

@@ -19,6 +19,7 @@ from tvm_ext.schedules.cuda.elementwise import bind_flat
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
 from tvm_ext.schedules.cuda.open_extents import estimated
 from tvm_ext.schedules.cuda.product import inline_behind
+from tvm_ext.schedules.cuda.row_reduction import MOST_SERIAL
 from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
 from tvm_ext.schedules.kernel.inline import inline_producers
 from tvm_ext.schedules.kernel.operations import expensive_operations, is_simple
@@ -49,7 +50,8 @@ THREADS = (32, 64, 128, 256, 512)
 class Window:
     """Schedule any kernel that reduces, each reduction with what is computed from it as one kernel.
 
-    Where extents are open it is one that slides a small window, as poolings and depthwise convolutions do.
+    Where extents are open it is one that slides a small window, as poolings and depthwise convolutions do, or that
+    reduces a few elements to each result.
     """
 
     name = "cuda.window"
@@ -64,7 +66,7 @@ class Window:
         if not reductions:
             return None
         is_open = not all(static_extents(schedule, block) for block in blocks)
-        if is_open and (tunable or not all(_slides(schedule, block) for block in reductions)):
+        if is_open and (tunable or not all(_is_small(schedule, block) for block in reductions)):
             return None
         machine = machine_of(target)
         try:
@@ -127,13 +129,15 @@ def _bind(schedule: Schedule, block: SBlockRV, machine: GpuMachine) -> LoopRV:
     return thread
 
 
-def _slides(schedule: Schedule, block: SBlockRV) -> bool:
-    """Whether a reduction goes over a window of known extents, whose place depends on where the result is."""
+def _is_small(schedule: Schedule, block: SBlockRV) -> bool:
+    """Whether a reduction goes over a few elements, or a window of known extents that lies where the result does."""
     body = schedule.get(block)
     reduced = [axis for axis in body.iter_vars if int(axis.iter_type) == IterVar.CommReduce]
     if not all(isinstance(axis.dom.extent, IntImm) for axis in reduced):
         return False
     size = _window(schedule, block)
+    if size <= MOST_SERIAL:
+        return True
     results = prod(estimated(axis.dom.extent) for axis in body.iter_vars) // size
     if size > LARGEST_OF_OPEN and results < RESULTS_EACH * size:
         return False

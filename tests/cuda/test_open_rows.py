@@ -29,6 +29,8 @@ REDUCTIONS: dict[str, tuple[tuple[int | str, ...], str, dict[str, np.ndarray]]] 
         (2, "n", "n"), "a = Trilu<upper = 0>(x, k) b = Mul(a, h) y = Softmax<axis = -1>(b)",
         {"k": np.array(0, "int64"), "h": np.array(0.5, "float32")},
     ),
+    "softmax of the rows of open images": ((2, "n", 12, 24), "y = Softmax<axis = -1>(x)", {}),
+    "softmax of the rows of heads": (("b", 2, 7, 33), "y = Softmax<axis = -1>(x)", {}),
     "softmax across": (("b", 17, "n"), "y = Softmax<axis = 1>(x)", {}),
     "long rows": (("b", 8192), "y = Softmax<axis = -1>(x)", {}),
     "rows of vectors": (("n", 8), "a = Softmax<axis = -1>(x) y = Sqrt(a)", {}),
@@ -49,6 +51,7 @@ REDUCTIONS: dict[str, tuple[tuple[int | str, ...], str, dict[str, np.ndarray]]] 
     "softmax of columns": ((2, "n", 9), "y = Softmax<axis = 1>(x)", {}),
     "norms of columns": (("b", 40, "n"), "y = ReduceL2<keepdims = 1>(x, axes)", {"axes": np.array([1], "int64")}),
     "sum of all": (("b", "n", 3), "y = ReduceSum<keepdims = 1>(x)", {}),
+    "short rows": (("n", 3), "y = ReduceL2<keepdims = 1>(x, axes)", {"axes": np.array([1], "int64")}),
     "largest": (("b", "n"), "a = ReduceMax<keepdims = 1>(x, axes) y = Sub(x, a)", {"axes": np.array([1], "int64")}),
 }  # fmt: skip
 SIZES = ({"b": 1, "n": 1, "m": 7}, {"b": 3, "n": 33, "m": 17}, {"b": 17, "n": 129, "m": 1})

@@ -84,3 +84,16 @@ def test_what_is_no_such_norm() -> None:
     assert not any("rms_norm" in name for name in model.rules)
     for found, right in zip(model(*(x.numpy() for x in inputs)), Others()(*inputs), strict=True):
         np.testing.assert_allclose(found, right.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((2, 12, 128, 128), -1), ((9, 12, 49, 49), -1), ((2, 12, 197, 33), -1), ((2, 16, 4, 129), 1)]
+)
+def test_rows_of_several_axes_are_kept_alone(shape: tuple[int, ...], axis: int) -> None:
+    """A block keeps its own rows in shared memory, not those of the box around them, or of every head."""
+    torch = pytest.importorskip("torch")
+    x, softmax = torch.randn(*shape), torch.nn.Softmax(axis)
+    model = EmulatedModel(torch.export.export(softmax, (x,)))
+    assert list(model.rules.values()) == ["cuda.row_reduction"]
+    np.testing.assert_allclose(model(x.numpy())[0], softmax(x).numpy(), rtol=1e-5, atol=1e-6)
+    assert model.faults == []
