@@ -17,7 +17,7 @@ from tvm.tirx import IntImm, IterVar, PrimFunc
 from tvm_ext.schedules.cuda.blocks import extent
 from tvm_ext.schedules.cuda.elementwise import bind_flat
 from tvm_ext.schedules.cuda.machine import GpuMachine, machine_of
-from tvm_ext.schedules.cuda.open_extents import estimated
+from tvm_ext.schedules.cuda.open_extents import OPEN_ROWS, estimated
 from tvm_ext.schedules.cuda.product import inline_behind
 from tvm_ext.schedules.cuda.row_reduction import MOST_SERIAL
 from tvm_ext.schedules.kernel.blocks import is_spatial, static_extents, top_blocks
@@ -130,7 +130,11 @@ def _bind(schedule: Schedule, block: SBlockRV, machine: GpuMachine) -> LoopRV:
 
 
 def _is_small(schedule: Schedule, block: SBlockRV) -> bool:
-    """Whether a reduction goes over a few elements, or a window of known extents that lies where the result does."""
+    """Whether a reduction of open extents is one for a thread a result.
+
+    It goes over a few elements, over a window of known extents that lies where the result does, or over some for each
+    of very many results.
+    """
     body = schedule.get(block)
     reduced = [axis for axis in body.iter_vars if int(axis.iter_type) == IterVar.CommReduce]
     if not all(isinstance(axis.dom.extent, IntImm) for axis in reduced):
@@ -141,7 +145,10 @@ def _is_small(schedule: Schedule, block: SBlockRV) -> bool:
     results = prod(estimated(axis.dom.extent) for axis in body.iter_vars) // size
     if size > LARGEST_OF_OPEN and results < RESULTS_EACH * size:
         return False
-    return any(isinstance(item.min, prim.Add) for region in body.reads for item in region.region)
+    if any(isinstance(item.min, prim.Add) for region in body.reads for item in region.region):
+        return True
+    results = prod(estimated(axis.dom.extent, OPEN_ROWS) for axis in body.iter_vars) // size
+    return size <= LARGEST_OF_OPEN and results >= RESULTS_EACH * size
 
 
 def _window(schedule: Schedule, block: SBlockRV) -> int:

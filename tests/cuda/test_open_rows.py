@@ -52,6 +52,11 @@ REDUCTIONS: dict[str, tuple[tuple[int | str, ...], str, dict[str, np.ndarray]]] 
     "norms of columns": (("b", 40, "n"), "y = ReduceL2<keepdims = 1>(x, axes)", {"axes": np.array([1], "int64")}),
     "sum of all": (("b", "n", 3), "y = ReduceSum<keepdims = 1>(x)", {}),
     "short rows": (("n", 3), "y = ReduceL2<keepdims = 1>(x, axes)", {"axes": np.array([1], "int64")}),
+    "counts": (
+        ("n", 17), "a = Unsqueeze(x, one) b = LessOrEqual(a, s) c = Cast<to = 1>(b) "
+        "y = ReduceSum<keepdims = 0>(c, two)",
+        {"one": np.array([1], "int64"), "s": weight(40, 1), "two": np.array([2], "int64")},
+    ),
     "largest": (("b", "n"), "a = ReduceMax<keepdims = 1>(x, axes) y = Sub(x, a)", {"axes": np.array([1], "int64")}),
 }  # fmt: skip
 SIZES = ({"b": 1, "n": 1, "m": 7}, {"b": 3, "n": 33, "m": 17}, {"b": 17, "n": 129, "m": 1})
