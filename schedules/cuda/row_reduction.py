@@ -17,6 +17,7 @@ from tvm.tirx import IterVar, PrimFunc
 from tvm.tirx.analysis import undefined_vars
 
 from tvm_ext.schedules.cuda.blocks import element_bytes, extent, longest_vector, touched
+from tvm_ext.schedules.cuda.elementwise import bind_flat
 from tvm_ext.schedules.cuda.finish import finish_schedule
 from tvm_ext.schedules.cuda.machine import MOST_THREADS, STATIC_SHARED, WARP, GpuMachine, machine_of
 from tvm_ext.schedules.cuda.open_extents import OPEN_ROWS, divisor, estimated, is_open, product, same
@@ -88,9 +89,10 @@ def _schedule(schedule: Schedule, machine: GpuMachine) -> None:
         if any(str(region.source.dtype) in RACING for region in schedule.get(block).writes):
             raise NotRows
     along = contiguous_axis_reduces(axes_of(schedule, reductions[0]))
+    behind = _behind_rows(schedule, blocks)
+    blocks = blocks[: len(blocks) - len(behind)]
     if not is_spatial(schedule, blocks[-1]):
-        schedule.cache_write(blocks[-1], 0, "local")
-        blocks = top_blocks(schedule)
+        blocks = [*blocks, schedule.cache_write(blocks[-1], 0, "local")]
     rows, inside = row_loops(schedule, blocks)
     count = product(schedule.get(loop).extent for loop in rows)
     if not all(same(_results(schedule, block), count) for block in reductions):
@@ -110,6 +112,23 @@ def _schedule(schedule: Schedule, machine: GpuMachine) -> None:
         _along_rows(schedule, blocks, rows, length, machine)
     else:
         _across_rows(schedule, blocks, rows, length, machine)
+    for block in behind:
+        bind_flat(schedule, block, machine)
+
+
+def _behind_rows(schedule: Schedule, blocks: list[SBlockRV]) -> list[SBlockRV]:
+    """Find what is computed of rows without what they were reduced to, as a softmax for many channels.
+
+    It is a launch of its own, for which rows may be too few.
+    """
+    of_rows = row_buffers_of(schedule, blocks)
+    position = len(blocks)
+    while position > 1 and is_spatial(schedule, blocks[position - 1]):
+        reads = [region.source for region in schedule.get(blocks[position - 1]).reads]
+        if any(source.same_as(buffer) for source in reads for buffer in of_rows):
+            break
+        position -= 1
+    return blocks[position:]
 
 
 def _few_blocks(schedule: Schedule) -> list[SBlockRV]:
@@ -210,13 +229,12 @@ def _across_rows(
         raise NotRows
     # A row shared by one thread keeps its sums in registers.
     if sharing == 1:
+        blocks = _computed_again(schedule, blocks)
         for item in blocks[:-1]:
-            if is_spatial(schedule, item):
-                schedule.compute_inline(item)
-                continue
             for number in range(len(schedule.get(item).writes)):
                 schedule.set_scope(item, number, "local")
-        blocks = top_blocks(schedule)
+    elif _bytes_between(schedule, blocks, length * columns) > MOST_SHARED:
+        blocks = _computed_again(schedule, blocks)
     block, thread = _blocks_of_rows(schedule, rows, columns)
     schedule.bind(block, "blockIdx.x")
     schedule.bind(thread, "threadIdx.x")
@@ -286,10 +304,10 @@ def _computed_again(schedule: Schedule, blocks: list[SBlockRV]) -> list[SBlockRV
 
     The row itself comes from the L2 cache then, as the blocks that run at a time are few.
     """
-    for block in blocks[:-1]:
-        if is_spatial(schedule, block):
-            schedule.compute_inline(block)
-    return top_blocks(schedule)
+    spatial = [block for block in blocks[:-1] if is_spatial(schedule, block)]
+    for block in spatial:
+        schedule.compute_inline(block)
+    return [block for block in blocks if block not in spatial]
 
 
 def _bytes_between(schedule: Schedule, blocks: list[SBlockRV], elements: int) -> int:

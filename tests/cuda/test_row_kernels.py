@@ -97,3 +97,28 @@ def test_rows_of_several_axes_are_kept_alone(shape: tuple[int, ...], axis: int) 
     assert list(model.rules.values()) == ["cuda.row_reduction"]
     np.testing.assert_allclose(model(x.numpy())[0], softmax(x).numpy(), rtol=1e-5, atol=1e-6)
     assert model.faults == []
+
+
+@pytest.mark.parametrize("shape", [(2, 301, 33), (17, 31, 7), (1, 129, 1)])
+def test_weights_of_places_for_many_channels(shape: tuple[int, ...]) -> None:
+    """A softmax over places is computed by blocks, and what reads it for each channel by a launch of its own."""
+    torch = pytest.importorskip("torch")
+
+    class Pooling(torch.nn.Module):
+        def forward(self, x: torch.Tensor, w: torch.Tensor) -> Any:
+            return (w.softmax(1) * x).relu()
+
+    x, w = torch.randn(*shape), torch.randn(*shape[:2], 1)
+    model = EmulatedModel(torch.export.export(Pooling(), (x, w)))
+    assert list(model.rules.values()) == ["cuda.row_reduction"]
+    np.testing.assert_allclose(model(x.numpy(), w.numpy())[0], Pooling()(x, w).numpy(), rtol=1e-5, atol=1e-6)
+    assert model.faults == []
+
+
+def test_columns_longer_than_shared_memory() -> None:
+    torch = pytest.importorskip("torch")
+    x, softmax = torch.randn(132, 360, 32), torch.nn.Softmax(1)
+    model = EmulatedModel(torch.export.export(softmax, (x,)))
+    assert list(model.rules.values()) == ["cuda.row_reduction"]
+    np.testing.assert_allclose(model(x.numpy())[0], softmax(x).numpy(), rtol=1e-5, atol=1e-6)
+    assert model.faults == []
