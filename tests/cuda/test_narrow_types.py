@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import ml_dtypes
+import numpy as np
 import pytest
 import tvm
 from tvm import relax, tirx
@@ -11,6 +13,7 @@ from tvm.script import relax as R
 
 from scripts.cuda.emulate import compare
 from scripts.cuda.kernels import kernels_of, target_of
+from tests.cuda.whole_model import EmulatedModel
 from tests.schedules.kernels import graph
 from tvm_ext.backends.cuda.resources import kernel_resources
 from tvm_ext.backends.cuda.toolkit import find_toolkit
@@ -90,3 +93,26 @@ def test_truth_values_are_moved_one_by_one(name: str) -> None:
             assert why == "", f"{name}, {kernel.name}: {why}"
             source = tirx.build(tvm.IRModule({"main": kernel.scheduled.with_attr("global_symbol", "main")}), TARGET)
             assert "ushort4*" not in source.imports[0].inspect_source()
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_means_whose_sums_are_no_numbers_of_the_type(dtype: str, is_open: bool) -> None:
+    """The sum of 3600 pixels of 30 is beyond float16, and 70225 pixels are a number that is none."""
+    torch = pytest.importorskip("torch")
+
+    class Statistics(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x.mean((2, 3)), x.var((2, 3)), x.std((1, 2, 3), unbiased=False, keepdim=True), x.mean()
+
+    kind = getattr(torch, dtype)
+    for pixels in (60, 265):
+        x = (torch.randn(2, 1, pixels, pixels) + 30).to(kind)
+        sizes = ({0: torch.export.Dim("n", min=1, max=16)},) if is_open else None
+        model = EmulatedModel(torch.export.export(Statistics(), (x,), dynamic_shapes=sizes))
+        given = x.numpy() if dtype == "float16" else x.float().numpy().astype(ml_dtypes.bfloat16)
+        for found, wanted in zip(model(given), Statistics()(x.double()), strict=True):
+            np.testing.assert_allclose(
+                found.astype("float64"), wanted.numpy(), rtol=2e-3 if dtype == "float16" else 2e-2
+            )
+        assert model.faults == []

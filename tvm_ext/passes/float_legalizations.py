@@ -102,6 +102,41 @@ def legalize_power(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return builder.call_te(compute, base, primfunc_name_hint="power")
 
 
+def legalize_mean(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Make a kernel of a mean or a variance; of 16-bit floats in single precision, and rounded once.
+
+    Their sums, and the number of their elements, go beyond the largest float16 (65504) where a mean does not.
+
+    Parameters
+    ----------
+    builder : relax.BlockBuilder
+    call : relax.Call
+        Of ``relax.mean``, ``relax.variance`` or ``relax.std``.
+    """
+    (operand,), name = call.args, call.op.name.removeprefix("relax.")
+    dtype = str(operand.ty.dtype)
+    if dtype not in ("float16", "bfloat16"):
+        return call.op.get_attr("FLegalize")(builder, call)
+    rank = len(operand.ty.shape)
+    axes = list(range(rank)) if call.attrs.axis is None else [int(axis) % rank for axis in call.attrs.axis]
+    keepdims = bool(call.attrs.keepdims)
+
+    def compute(x: te.Tensor) -> te.Tensor:
+        single = topi.cast(x, "float32")
+        count = tirx.Cast("float32", math.prod((x.shape[axis] for axis in axes), start=tirx.const(1, "int64")))
+
+        def mean(value: te.Tensor, keep: bool) -> te.Tensor:
+            return topi.divide(topi.sum(value, axes, keep), count)
+
+        if name == "mean":
+            return topi.cast(mean(single, keepdims), dtype)
+        centred = topi.subtract(single, mean(single, True))
+        variance = mean(topi.multiply(centred, centred), keepdims)
+        return topi.cast(topi.sqrt(variance) if name == "std" else variance, dtype)
+
+    return builder.call_te(compute, operand, primfunc_name_hint=name)
+
+
 _WARNED_FROM, _PRODUCTS = 3, (3, 4)
 
 
@@ -139,9 +174,12 @@ _IN_C_LIBRARY = ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sin
 
 FLOAT_LEGALIZATIONS = {
     "relax.divide": legalize_divide,
+    "relax.mean": legalize_mean,
     "relax.nn.leakyrelu": legalize_leaky_relu,
     "relax.power": legalize_power,
     "relax.sign": legalize_sign,
+    "relax.std": legalize_mean,
+    "relax.variance": legalize_mean,
     **{f"relax.{name}": _in_c_library(name) for name in _IN_C_LIBRARY},
 }
 """For ``relax.transform.LegalizeOps``."""
