@@ -26,12 +26,15 @@ FEW_LARGEST_RULE = "cpu.few_largest"
 BLOCK_VECTORS = 2
 """Vectors of elements that are looked through at once: most hold nothing that is among the few so far."""
 
+SCALARS = 4
+"""As many stand for a vector where there are none."""
+
 SORTED = 16
 """So many are kept in order at most: an element that is among them is compared with each."""
 
 
 def few_largest(
-    rows: int | None, length: int, count: int, largest: bool, dtype: str, place_type: str, machine: Machine
+    rows: int | None, length: int, count: int, largest: bool, dtype: str, place_type: str, machine: Machine | None
 ) -> PrimFunc:
     """Make the kernel.
 
@@ -45,7 +48,8 @@ def few_largest(
         Or the smallest.
     dtype, place_type : str
         Types of the elements, which are integers, and of the places.
-    machine : Machine
+    machine : Machine or None
+        None for one thread without vectors.
 
     Returns
     -------
@@ -53,10 +57,9 @@ def few_largest(
         Arguments: the elements ``(rows, length)`` and the places ``(rows, count)``, those of the largest first; of
         equal elements the one in front comes first.
     """
-    block = BLOCK_VECTORS * machine.lanes(dtype)
+    block = BLOCK_VECTORS * (machine.lanes(dtype) if machine else SCALARS)
     ahead = count + (length - count) % block  # elements in front of the first block
-    seconds = (rows or 1) * length * machine.operation_seconds
-    forks = rows is None or (rows > 1 and seconds >= ROUGH * machine.forking_pays_from())
+    forks = machine is not None and _forks(rows, length, machine)
 
     with IRBuilder() as builder:
         with T.prim_func(is_private=True, s_tir=True):
@@ -101,6 +104,11 @@ def few_largest(
                     T.buffer_store(result, places[at], [row, at])
     attributes = {RULE_ATTRIBUTE: FEW_LARGEST_RULE, "tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": 8}
     return builder.get().with_attrs(attributes)
+
+
+def _forks(rows: int | None, length: int, machine: Machine) -> bool:
+    seconds = (rows or 1) * length * machine.operation_seconds
+    return rows is None or (rows > 1 and seconds >= ROUGH * machine.forking_pays_from())
 
 
 class _Kept:

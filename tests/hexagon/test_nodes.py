@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+import tvm
+from onnx import TensorProto, helper
+from tvm import tirx
 
 import tvm_ext
 from tests.commands import Commands
 from tests.hexagon.emulated import TARGET, needs_emulator
 from tests.hexagon.test_bad_input import float_model
 from tests.hexagon.test_model import small
+from tvm_ext.backends.hexagon.code import refuse_packed_calls
 from tvm_ext.backends.hexagon.model.compiled import load_hexagon
 from tvm_ext.backends.hexagon.model.profile import by_node, totals
-from tvm_ext.errors import TvmExtError
+from tvm_ext.errors import CompileError, TvmExtError
 
 pytestmark = needs_emulator
 
@@ -69,14 +71,6 @@ def quotient() -> onnx.ModelProto:
     return model
 
 
-def best() -> onnx.ModelProto:
-    model = named(float_model("TopK", (3, 7)), "best")
-    model.graph.initializer.append(numpy_helper.from_array(np.array([2]), "k"))
-    model.graph.node[0].input.append("k")
-    model.graph.node[0].output.append("indices")
-    return model
-
-
 def branch() -> onnx.ModelProto:
     number, node = helper.make_tensor_value_info, helper.make_node
     branches = [
@@ -93,16 +87,22 @@ def branch() -> onnx.ModelProto:
     ("model", "words"),
     [
         (quotient(), r"divide \(Div node 'quotient'\)\) call __hexagon_divdf3"),
-        (best(), r"kernel topk \(TopK node 'best'\) calls tvm\.contrib\.sort\.topk"),
         (branch(), r"more than that: branches \(If node 'which'\); compile it for another target"),
         (named(float_model("Sum", *[(1, 1)] * 140), "many"), r"\(Sum node 'many'\) reads and writes 141 tensors"),
         (float_model("Relu", (3, 33000, 33000)), r"tensor \S+ has 3,267,000,000 elements"),
     ],
-    ids=["missing function", "packed call", "branch", "many tensors", "large tensor"],
+    ids=["missing function", "branch", "many tensors", "large tensor"],
 )
 def test_refusals_name_the_node(model: onnx.ModelProto, words: str) -> None:
     with pytest.raises(TvmExtError, match=words):
         tvm_ext.compile(model, TARGET)
+
+
+def test_calls_of_a_runtime_are_refused_with_their_node() -> None:
+    body = tirx.Evaluate(tirx.call_packed("my.sort"))
+    mod = tvm.IRModule({"sort": tirx.PrimFunc([], body)})
+    with pytest.raises(CompileError, match=r"kernel sort \(TopK node 'best'\) calls my\.sort of TVM's runtime"):
+        refuse_packed_calls(mod, {"sort": ["TopK node 'best'"]})
 
 
 @pytest.mark.parametrize("target", ["cuda", "nvidia/h100", "nonsense", "native"])

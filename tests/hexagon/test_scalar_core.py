@@ -12,7 +12,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tvm_ext
 from tests.hexagon.emulated import TARGET, needs_emulator
-from tvm_ext.errors import CompileError
 
 pytestmark = needs_emulator
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -116,6 +115,16 @@ def test_sums_along_a_row() -> None:
     assert_as_onnxruntime(model_of([node], data, {"axis": np.array(1)}), data)
 
 
+@pytest.mark.parametrize(
+    ("shape", "count", "axis", "largest"), [((3, 7), 2, -1, 1), ((1, 127), 20, 1, 0), ((2, 33, 5), 33, 1, 1)]
+)
+def test_the_largest_of_a_row(shape: tuple[int, ...], count: int, axis: int, largest: int) -> None:
+    """There is no library that sorts; of equal elements the one in front comes first."""
+    data = RANDOM.integers(-9, 9, shape).astype("float32")
+    node = helper.make_node("TopK", ["x", "count"], ["y", "places"], axis=axis, largest=largest)
+    assert_as_onnxruntime(model_of([node], data, {"count": np.array([count])}, results=2), data)
+
+
 def test_scattered_rows() -> None:
     data = RANDOM.standard_normal((8, 3)).astype("float32")
     node = helper.make_node("ScatterND", ["x", "places", "rows"], ["y"])
@@ -147,13 +156,3 @@ def test_convolutions_that_hvx_has_no_kernel_for(convolution: dict[str, object])
     data, values = (RANDOM.standard_normal(item).astype("float32") for item in (shape, weight))
     node = helper.make_node(kind, ["x", "w"], ["y"], **attributes)
     assert_as_onnxruntime(model_of([node], data, {"w": values}), data, 1e-4)
-
-
-def test_what_only_tvms_runtime_has_is_refused() -> None:
-    data = RANDOM.standard_normal((3, 9)).astype("float32")
-    node = helper.make_node("TopK", ["x", "k"], ["values", "places"])
-    with pytest.raises(
-        CompileError,
-        match=r"kernel topk\w* \(TopK node that makes 'values'\) calls tvm\.contrib\.sort\.topk of TVM",
-    ):
-        tvm_ext.compile(model_of([node], data, {"k": np.array([4])}, 2), TARGET)

@@ -30,8 +30,14 @@ def few_largest(machine: Machine) -> tvm.transform.Pass:
     return rewriting_pass("tvm_ext.FewLargest", lambda mod: _Rewriter(mod, machine, MOST))
 
 
-def sorts_as_kernels(machine: Machine) -> tvm.transform.Pass:
-    """Make the pass for where there is no library: any number is found, and rows are sorted, by the same kernel."""
+def sorts_as_kernels(machine: Machine | None) -> tvm.transform.Pass:
+    """Make the pass for where there is no library: any number is found, and rows are sorted, by the same kernel.
+
+    Parameters
+    ----------
+    machine : Machine or None
+        None for one thread without vectors.
+    """
 
     def all_largest(mod: tvm.IRModule) -> _Rewriter:
         return _Rewriter(mod, machine, None)
@@ -41,7 +47,7 @@ def sorts_as_kernels(machine: Machine) -> tvm.transform.Pass:
 
 @mutator
 class _Rewriter(PyExprMutator):
-    def __init__(self, mod: tvm.IRModule, machine: Machine, most: int | None) -> None:
+    def __init__(self, mod: tvm.IRModule, machine: Machine | None, most: int | None) -> None:
         super().__init__(mod)
         self._machine, self._most = machine, most
 

@@ -19,6 +19,7 @@ from tvm_ext.embedding.choice import Offer
 from tvm_ext.errors import MissingPackageError
 from tvm_ext.options import PipelineOptions
 from tvm_ext.passes.exact_reductions import infinite_identities
+from tvm_ext.passes.few_largest import sorts_as_kernels
 from tvm_ext.passes.float_arithmetic import propagate_nan, protect_cancellations
 from tvm_ext.passes.float_legalizations import FLOAT_LEGALIZATIONS
 from tvm_ext.passes.value_checks import without_value_checks
@@ -30,7 +31,7 @@ VTCM = "global.vtcm"
 
 
 def _canonicalize(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
-    return [check_elements(), *inference_form([without_value_checks()], [hvx_kernels()])]
+    return [check_elements(), *inference_form([without_value_checks()], [hvx_kernels()], [sorts_as_kernels(None)])]
 
 
 def _lower(backend: Backend, target: tvm.target.Target, options: PipelineOptions) -> Passes:
