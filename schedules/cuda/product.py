@@ -16,6 +16,7 @@ from math import prod
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir.prim import expr as prim
 from tvm.s_tir import Schedule, ScheduleError
@@ -271,12 +272,16 @@ def _is_bounded(schedule: Schedule, block: SBlockRV) -> bool:
 
 
 def _joins_axes(schedule: Schedule, reader: SBlockRV, block: SBlockRV) -> bool:
-    """Whether several axes of a result are one axis of a block that reads it."""
+    """Whether several axes of a result are one axis of a block that reads it, or one of them in another order."""
     result = schedule.get(block).writes[0].source
     for region in schedule.get(reader).reads:
         if region.source.same_as(result):
             variables = _variables(region)
             if any(_among(variable, variables[:place]) for place, variable in enumerate(variables)):
+                return True
+            quotients: list[Any] = []
+            tvm_ffi.structural_walk(region.region, [((prim.FloorDiv, prim.FloorMod), quotients.append)])
+            if quotients:
                 return True
     return False
 

@@ -127,3 +127,23 @@ def test_many_random_quantized_products(start: int) -> None:
 def test_many_random_products(start: int) -> None:
     rules = [rule for seed in range(start, start + 10) for rule in check(seed).rules.values()]
     assert "cuda.tensor_matmul" in rules
+
+
+def test_rows_in_another_order_behind_a_padded_tile() -> None:
+    """Heads are joined by a reshape and a transpose: rows beyond the product's own are written nowhere."""
+    torch = pytest.importorskip("torch")
+
+    class Joined(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(24, 24)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return y + self.linear(x).reshape(7, 2, 24).transpose(0, 1).reshape(14, 24)
+
+    x, y, model = torch.randn(14, 24), torch.randn(14, 24), Joined()
+    for options in ({"precision": "float16"}, {}):
+        emulated = EmulatedModel(torch.export.export(model, (x, y)), fuse="mapping-type", **options)
+        (found,) = emulated(x.numpy(), y.numpy())
+        np.testing.assert_allclose(found, model(x, y).detach().numpy(), rtol=5e-3, atol=5e-3)
+        assert emulated.faults == []
