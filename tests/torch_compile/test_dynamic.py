@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 torch = pytest.importorskip("torch")
+import torch.nn.functional as F
 from torch import Tensor, nn, randn
 
 from tests.torch_compile.eager import LENIENT, STRICT, assert_like_eager, assert_same, compiled
@@ -40,6 +41,15 @@ def test_dynamic_from_the_start() -> None:
 
     shapes = [((3, 4), (2, 4)), ((7, 4), (2, 4)), ((5, 9), (6, 9)), ((1, 4), (1, 4)), ((0, 4), (2, 4))]
     assert_like_eager(run, *[(randn(*left), randn(*right)) for left, right in shapes], dynamic=True)
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_layer_normalisation_over_open_extents(first: int) -> None:
+    def run(x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[first:])
+
+    shapes = [(3, 5, 7), (4, 9, 3), (2, 7, 1)]
+    assert_like_eager(run, *[(randn(shape),) for shape in shapes], dynamic=True, **CLOSE)
 
 
 def test_extents_in_arithmetic() -> None:

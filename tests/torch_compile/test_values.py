@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import threading
 from typing import Any
 
@@ -46,6 +47,16 @@ def picture_net() -> nn.Module:
 )
 def test_precisions(dtype: torch.dtype, tolerance: dict[str, float]) -> None:
     assert_like_eager(small_net().to(dtype), (randn(3, 16).to(dtype),), **tolerance)
+
+
+def test_random_numbers_of_python() -> None:
+    """Dynamo traces them as float32 and passes float64."""
+
+    def run(x: Any) -> Any:
+        draw = random.Random(3)
+        return x * draw.random() + draw.randrange(10)
+
+    assert_like_eager(run, (randn(3, 5),))
 
 
 class TestAutocast:

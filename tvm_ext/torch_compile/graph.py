@@ -189,7 +189,7 @@ def _have_tangents(arguments: Sequence[Any]) -> bool:
 
 def _given(argument: Argument, value: Any, any_element: bool) -> Any:
     if not argument.is_extent:
-        return to_tvm(value, any_element)
+        return to_tvm(value if argument.number_type is None else value.to(argument.number_type), any_element)
     if not 0 <= value < LONGEST_EXTENT:
         raise _NoExtentError
     return of_extent(int(value))

@@ -41,10 +41,14 @@ class Argument:
         Of the argument of the graph.
     is_extent : bool
         Whether that is an integer, which is passed as the extent of a tensor.
+    number_type : torch.dtype, optional
+        What a single number is read as: Dynamo traces one of Python, as ``random.Random(3).random()``, as float32 and
+        passes it as float64.
     """
 
     index: int
     is_extent: bool = False
+    number_type: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ class _Program:
                 self._bind(node, weights[index])
             elif isinstance(value, torch.Tensor):
                 self._take(node)
-                arguments.append(Argument(index))
+                arguments.append(Argument(index, number_type=None if value.dim() else value.dtype))
                 for axis, extent in enumerate(value.shape):
                     if isinstance(extent, torch.SymInt):
                         self._limit(extent)

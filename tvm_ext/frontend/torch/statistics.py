@@ -64,6 +64,25 @@ def first_result_only(stock: Callable[[Node], Any], importer: Any, node: Node) -
     return stock(node)
 
 
+def layer_norm(stock: Callable[[Node], Any], importer: Any, node: Node) -> Any:
+    """Layer normalisation; TVM's converter cannot make weights of open extents, as ``F.layer_norm(x, x.shape[1:])``."""
+    no_statistics_read(node)
+    extents = node.args[1]
+    weights = [argument(node, 2, "weight"), argument(node, 3, "bias")]
+    if all(isinstance(extent, int) for extent in extents) or None not in weights:
+        return stock(node)
+    emit, data = importer.block_builder.emit, importer.env[node.args[0]]
+    shape = list(data.ty.shape)[-len(extents) :]
+    scale, bias = (
+        emit(relax.op.full(shape, relax.const(number, "float32"), str(data.ty.dtype)))
+        if given is None
+        else importer.env[given]
+        for given, number in zip(weights, (1.0, 0.0), strict=True)
+    )
+    epsilon = float(argument(node, 4, "eps", 1e-5))
+    return emit(relax.op.nn.layer_norm(data, scale, bias, list(range(-len(extents), 0)), epsilon))
+
+
 def no_statistics_read(node: Node) -> None:
     """Refuse a normalisation of which the means and deviations are asked for, too: what is converted has none."""
     if any(user.args[1] != 0 and user.users for user in node.users):
@@ -117,7 +136,7 @@ STATISTICS: Mapping[str, Callable[[Any, Node], Any]] = {
 REFINED_STATISTICS: Mapping[str, Callable[[Callable[[Node], Any], Any, Node], Any]] = {
     "_native_batch_norm_legit.no_stats": normalised_by_itself,
     "native_batch_norm.default": first_result_only,
-    "native_layer_norm.default": first_result_only,
+    "native_layer_norm.default": layer_norm,
     "var.correction": variance,
 }
 """Those that leave to TVM's converter what it does right."""
