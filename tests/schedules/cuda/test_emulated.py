@@ -147,7 +147,7 @@ def test_softmax_of_columns(shape: tuple[int, ...]) -> None:
 
 
 def test_squeeze_and_excitation() -> None:
-    """A product of few numbers, which a large tensor is multiplied with: not all of it is work of one block."""
+    """A product of few numbers, which a large tensor is multiplied with by a launch of its own, not by one block."""
     x, w, b = values(1, 8, 1, 1), values(32, 8, 1, 1, seed=1), values(1, 32, 1, 1, seed=3)
     y = values(1, 32, 17, 12, seed=2)
 
@@ -155,7 +155,7 @@ def test_squeeze_and_excitation() -> None:
         return op.multiply(y, op.sigmoid(op.add(op.nn.conv2d(x, w), b)))
 
     gate = 1 / (1 + np.exp(-np.einsum("ncij,kcij->nk", x, w) - b[:, :, 0, 0]))
-    check(build, [x, w, b, y], y * gate[:, :, None, None], "cuda.window")
+    check(build, [x, w, b, y], y * gate[:, :, None, None], "cuda.row_reduction")
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(16, 32), (8, 17), (127, 33), (3, 31)])
