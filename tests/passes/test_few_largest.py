@@ -10,6 +10,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ext.backends.cpu.target import native_target
+from tvm_ext.schedules.cpu.few_largest import few_largest
 
 
 def runner(shape: tuple[Any, ...], count: int, kind: str, largest: bool = True, **options: Any) -> Any:
@@ -89,3 +90,15 @@ def test_open_rows() -> None:
         expected = sorted_places(x, True)[..., :4]
         np.testing.assert_array_equal(places, expected)
         np.testing.assert_array_equal(values, np.take_along_axis(x, expected, -1))
+
+
+@pytest.mark.parametrize(("rows", "length", "count"), [(1, 7, 7), (3, 33, 5), (2, 127, 20), (5, 31, 16)])
+def test_one_thread_without_vectors(rows: int, length: int, count: int) -> None:
+    """As targets without a library have it."""
+    kernel = few_largest(rows, length, count, True, "int32", "int64", None)
+    assert "parallel" not in kernel.script()
+    run = tvm.compile(kernel.with_attr("global_symbol", "main"), native_target())
+    x = np.random.default_rng(count).integers(-9, 9, (rows, length)).astype("int32")
+    places = tvm.runtime.tensor(np.zeros((rows, count), "int64"))
+    run["main"](tvm.runtime.tensor(x), places)
+    np.testing.assert_array_equal(places.numpy(), sorted_places(x, True)[:, :count])

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-from torch import nn
-from torch.library import _scoped_library
+from torch import library, nn
 from torch.nn import functional
 
 import tvm_ext
@@ -36,7 +35,7 @@ def multiplied(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> tor
 @pytest.fixture(autouse=True, scope="module")
 def _operator() -> Iterator[None]:
     """Define the operator that transformers puts in place of ``grouped_mm`` where a program is exported."""
-    with _scoped_library("transformers", "FRAGMENT") as fragment:
+    with library._scoped_library("transformers", "FRAGMENT") as fragment:
         fragment.define("grouped_mm_fallback(Tensor input, Tensor weight, Tensor offs) -> Tensor")
         fragment.impl("grouped_mm_fallback", lambda x, w, offs: x.new_zeros(x.shape[0], w.shape[2]), "Meta")
         fragment.impl("grouped_mm_fallback", multiplied, "CPU")

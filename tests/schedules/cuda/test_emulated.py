@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -22,7 +23,8 @@ def values(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype("float32")
 
 
-def check(build: Callable, inputs: Sequence[np.ndarray], expected: np.ndarray, rule: str) -> None:
+def check(build: Callable, inputs: Sequence[np.ndarray], expected: np.ndarray, rule: str) -> str:
+    """Compare a kernel with numpy; gives its text."""
     (kernel,) = kernels_of(schedule_graph(build, inputs, RULES)).values()
     assert kernel.attrs[RULE_ATTRIBUTE] == rule
     run = Emulator(kernel.with_attr("global_symbol", "main"), CUDA["sm_90"])
@@ -31,6 +33,7 @@ def check(build: Callable, inputs: Sequence[np.ndarray], expected: np.ndarray, r
     assert "race" not in found, found
     assert "bounds" not in found, found
     np.testing.assert_allclose(result.arrays[-1], expected, rtol=1e-4, atol=1e-4)
+    return str(kernel.script())
 
 
 @pytest.mark.parametrize("width", [3, 33, 129, 1000])
@@ -155,7 +158,10 @@ def test_squeeze_and_excitation() -> None:
         return op.multiply(y, op.sigmoid(op.add(op.nn.conv2d(x, w), b)))
 
     gate = 1 / (1 + np.exp(-np.einsum("ncij,kcij->nk", x, w) - b[:, :, 0, 0]))
-    check(build, [x, w, b, y], y * gate[:, :, None, None], "cuda.row_reduction")
+    text = check(build, [x, w, b, y], y * gate[:, :, None, None], "cuda.row_reduction")
+    blocks = [int(count) for count in re.findall(r"thread_binding\(T\.int64\((\d+)\), thread=\"blockIdx.x\"\)", text)]
+    assert len(blocks) == 2
+    assert blocks[-1] > 1
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(16, 32), (8, 17), (127, 33), (3, 31)])

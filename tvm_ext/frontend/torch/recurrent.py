@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 import tvm
+from torch import library
 from torch.fx import Node
-from torch.library import custom_op
 from torch.overrides import TorchFunctionMode
 from tvm import relax
 
@@ -62,7 +62,7 @@ def _run(
     return (*results, x.new_empty(0)) if len(results) == 2 else tuple(results)
 
 
-_recurrence = custom_op("tvm_ext::recurrence", _run, mutates_args=(), schema=_SCHEMA)
+_recurrence = library.custom_op("tvm_ext::recurrence", _run, mutates_args=(), schema=_SCHEMA)
 
 
 @_recurrence.register_fake

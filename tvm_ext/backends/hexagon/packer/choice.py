@@ -135,11 +135,11 @@ def choose(
     limit = math.inf
     if others is not None:
         limit = MORE_PACKETS * sum(times[i] * len(closed(other.packets, other.end)) for i, other in enumerate(others))
-    timings = [[BlockCycles(packets) for packets in found] for found in candidates]
+    packed = [[BlockCycles(packets) for packets in found] for found in candidates]
     chosen = [found.index(min(found, key=len)) for found in candidates]
 
     def cost() -> tuple[float, float, int]:
-        cycles, packets = _estimate(way, times, [timings[number][index] for number, index in enumerate(chosen)])
+        cycles, packets = _estimate(way, times, [packed[number][index] for number, index in enumerate(chosen)])
         return max(0.0, packets - limit), cycles, packets
 
     best = cost()
@@ -148,7 +148,7 @@ def choose(
         for number in sorted(range(len(blocks)), key=lambda name: -times[name]):
             for index in range(len(candidates[number])):
                 kept = chosen[number]
-                if timings[number][index].timings == timings[number][kept].timings:  # it costs the same
+                if packed[number][index].timings == packed[number][kept].timings:  # it costs the same
                     continue
                 chosen[number] = index
                 if (new := cost()) < best:
@@ -164,8 +164,8 @@ def estimate(blocks: Sequence[Block], like: Sequence[Block]) -> tuple[float, int
     """Estimate cycles and packets of a function, along the way through blocks ``like`` its own."""
     graph = control_flow(like)
     times = frequencies(graph)
-    timings = [BlockCycles(closed(block.packets, block.end)) for block in blocks]
-    return _estimate(route(graph, times), times, timings)
+    packed = [BlockCycles(closed(block.packets, block.end)) for block in blocks]
+    return _estimate(route(graph, times), times, packed)
 
 
 def _estimate(way: Sequence[int], times: Sequence[int], blocks: Sequence[BlockCycles]) -> tuple[float, int]:
